@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -18,15 +17,15 @@ from transformers import PreTrainedTokenizerFast
 
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.errors import ModelError
-from support.engines import Language, family_language, read_language, real_language, written
+from support.engines import Language, read_language, real_language, written
+from support.engines import family_language as made
 from support.project_files import shared
 from support.small_tokenizers import bpe, byte_level, plain, sentencepiece, unigram, wrap
 from support.texts import TEXTS
-from support.tokenizer_families import OWN, PARTIAL, WHOLE
+from support.tokenizer_families import BY_HAND, OWN, PARTIAL, WHOLE
 
 TESTS = Path(__file__).parents[1]
 FAMILIES = [*WHOLE, *PARTIAL, *OWN]
-BY_HAND = {"sentencepiece, no byte tokens": lambda: sentencepiece(fallback=False), "plain": plain}
 NO_BYTES = {"xglm", "xlnet", "own_xglm", "own_xlnet", *BY_HAND}  # these cannot write what they have no token for
 KNOWING = [name for name in FAMILIES if name not in NO_BYTES]
 SPACED = {"llama2", "mistral", "roberta", "unigram_with_bytes", "own_llama", "own_code_llama"}  # a space before a text
@@ -46,11 +45,6 @@ raw = st.lists(
     | st.binary(max_size=5),
     max_size=8,
 ).map(b"".join)
-
-
-@cache
-def made(name: str) -> Language:
-    return read_language(wrap(BY_HAND[name]())) if name in BY_HAND else family_language(name)
 
 
 def id_of(language: Language, word: str) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from omnidraft.alignment.spelling_table import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
@@ -16,16 +17,16 @@ from omnidraft.draft_length.cost_model import CONTEXT, LAPS, SIZES, CostModel, P
 from omnidraft.inspection.report import LENGTHS, acceptance_at, break_evens
 from omnidraft.inspection.vocabularies import Language, Spellings, specials, spellings, vocabulary
 from omnidraft.models.language_model import SingleSequence
-from support.small_tokenizers import PARTIAL, SPECIAL, WHOLE, sentencepiece, with_added_tokens, wrap
+from support.tokenizer_families import BY_HAND, family
 
-KINDS = {**WHOLE, **PARTIAL}
-PAIRS = [(drafter, target) for drafter in KINDS for target in ("sentencepiece", "byte-level", "unigram", "plain")]
+DRAFTERS = ("llama2", "gpt2", "unigram_with_bytes", "added", "xglm", *BY_HAND)
+TARGETS = ("llama2", "gpt2", "xglm", "plain")
 
 
-def language(tokenizer: Tokenizer, size: int | None = None) -> Language:
-    wrapped = wrap(tokenizer)
-    vocab = read_vocab(wrapped, size)
-    return Language(tokenizer=wrapped, vocab=vocab, speller=Speller(wrapped, vocab))
+def language(name: str, size: int | None = None) -> Language:
+    tokenizer = family(name)
+    vocab = read_vocab(tokenizer, size)
+    return Language(tokenizer=tokenizer, vocab=vocab, speller=Speller(tokenizer, vocab))
 
 
 def id_of(language: Language, token: str) -> int:
@@ -40,14 +41,13 @@ def table_of(drafter: Language, target: Language) -> SpellingTable:
 
 
 def test_the_spelling_figures_are_those_of_brute_force() -> None:
-    found = [check_spellings(*pair) for pair in PAIRS]
+    found = [check_spellings(*pair) for pair in itertools.product(DRAFTERS, TARGETS)]
     for name in ("unspelled", "ngrams", "duplicates", "overlong", "idle"):
         assert any(getattr(one, name) for one in found), name
 
 
 def check_spellings(drafter_kind: str, target_kind: str) -> Spellings:
-    drafter = language(KINDS[drafter_kind]())
-    target = language(KINDS[target_kind](), language(KINDS[target_kind]()).vocab.size + 3)  # padded
+    drafter, target = language(drafter_kind), language(target_kind, len(family(target_kind)) + 3)  # padded
     found = spellings(table_of(drafter, target), drafter, target)
     written = {t: drafter.speller.spell(data) for t, data in enumerate(target.vocab.tokens) if data is not None}
     spelled = {t: ids for t, ids in written.items() if ids}
@@ -75,39 +75,37 @@ def check_spellings(drafter_kind: str, target_kind: str) -> Spellings:
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("sentencepiece", "SentencePiece BPE with byte fallback"),
-        ("sentencepiece, metaspace", "SentencePiece BPE with byte fallback"),
+        ("llama2", "SentencePiece BPE with byte fallback"),
+        ("mistral", "SentencePiece BPE with byte fallback"),
         ("sentencepiece, no byte tokens", "SentencePiece BPE without byte fallback"),
-        ("byte-level", "byte-level BPE"),
-        ("unigram", "SentencePiece Unigram with byte fallback"),
-        ("unigram, no byte tokens", "SentencePiece Unigram without byte fallback"),
+        ("gpt2", "byte-level BPE"),
+        ("unigram_with_bytes", "SentencePiece Unigram with byte fallback"),
+        ("xglm", "SentencePiece Unigram without byte fallback"),
         ("plain", "BPE without byte fallback"),
     ],
 )
 def test_a_vocabulary_is_described(kind: str, name: str) -> None:
-    tokenizer = KINDS[kind]()
-    rows = tokenizer.get_vocab_size()
-    found = vocabulary(language(tokenizer, rows + 7))
+    tokenizer = family(kind)
+    rows, special = len(tokenizer), sum(token.special for token in tokenizer.added_tokens_decoder.values())
+    found = vocabulary(language(kind, rows + 7))
     assert found.kind == name
-    assert (found.size, found.special, found.unused, found.writing) == (rows + 7, 3, 7, rows - 3)
+    assert (found.size, found.special, found.unused, found.writing) == (rows + 7, special, 7, rows - special)
     assert found.bos is not None
-    assert (found.bos.id, found.bos.text) == (tokenizer.token_to_id("<s>"), "<s>")
-    assert [(token.id, token.text) for token in found.eos] == [(tokenizer.token_to_id("</s>"), "</s>")]
+    assert (found.bos.id, found.bos.text) == (tokenizer.bos_token_id, tokenizer.bos_token)
+    assert [(token.id, token.text) for token in found.eos] == [(tokenizer.eos_token_id, tokenizer.eos_token)]
 
 
 def test_special_tokens_become_what_the_drafter_reads() -> None:
-    target, drafter = language(with_added_tokens()), language(sentencepiece())
-    vocab = read_vocab(target.tokenizer, eos=[id_of(target, "<|end|>")])
-    target = Language(tokenizer=target.tokenizer, vocab=vocab, speller=target.speller)
+    target, drafter = language("mistral"), language("llama2")
+    vocab = read_vocab(target.tokenizer, eos=[id_of(target, "[/INST]")])
+    target = replace(target, vocab=vocab)
     found = {one.token.text: one.becomes and one.becomes.text for one in specials(drafter, target)}
-    assert found == {"<unk>": "<unk>", "<s>": "<s>", "</s>": "</s>", "<|start|>": None, "<|end|>": "</s>"}
+    assert found == {"<unk>": "<unk>", "<s>": "<s>", "</s>": "</s>", "[INST]": None, "[/INST]": "</s>"}
     for one in specials(drafter, target):
         assert one.token.id == id_of(target, one.token.text)
     # an end of text that writes something is its text, and a row that is not there is no token
-    ends = read_vocab(target.tokenizer, eos=[id_of(target, "<tool>")])
-    own = Language(tokenizer=target.tokenizer, vocab=ends, speller=target.speller)
-    texts = [one.token.text for one in specials(drafter, own)]
-    assert sorted(texts) == sorted([*SPECIAL, "<|start|>", "<|end|>"])
+    own = replace(target, vocab=read_vocab(target.tokenizer, len(vocab.tokens) + 1, eos=[id_of(target, "a")]))
+    assert sorted(one.token.text for one in specials(drafter, own)) == sorted(found)
 
 
 # ------------------------------------------------------------ break-even

@@ -14,18 +14,15 @@ from omnidraft.config import Sampling
 from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
-from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.native.model import unsupported_reason
 from omnidraft.models.transformers_model import TransformersModel
-from omnidraft.verification.round import Round
-from support.drafts import OWN, TARGET, Adversary
-from support.engines import engine, generate, sampler, tokens, written
-from support.models import KINDS, MORE, Knowing, Scripted, afresh, build, close
+from support.drafts import COUNT, OWN, PROMPT, TARGET, agrees, rounds_of
+from support.engines import engine, generate, sampler, tokens
+from support.models import KINDS, MORE, Scripted, afresh, build, close
 from support.texts import TEXTS
 
-ECHOES = ("bloom", "gemma2", "gemma3_text", "gemma4_text", "xglm")  # with tied heads these repeat what they read
-PROMPT = [40, 50, 60, 70]
-COUNT = 30  # the windows are of 8
+# with tied heads these repeat what they read
+ECHOES = ("bloom", "falcon alibi", "gemma2", "gemma3_text", "gemma4_text", "xglm")
 OFTEN = (*KINDS, "deepseek_v3", "falcon alibi", "llama tied", "phi", "qwen3")
 EVERY = [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.slow) for kind in KINDS | MORE]
 
@@ -39,26 +36,8 @@ def sharpened(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def run(target: LanguageModel, drafter: LanguageModel) -> list[Round]:
-    engine_ = engine(target, TARGET, drafter, OWN, draft_length=4, drafter_temperature=1.0)
-    return list(engine_.rounds(PROMPT, COUNT, Sampling(), sampler()))
-
-
 def said(model: TransformersModel) -> list[int]:
     return generate(model, PROMPT, COUNT)
-
-
-def agrees(target: TransformersModel, expected: list[int]) -> None:
-    """With a drafter that is right two times out of three, and one that has no idea."""
-    text = written(TARGET.vocab, [*PROMPT, *expected])
-    accepted = refused = 0
-    for drafter in (Knowing(OWN.vocab, OWN.speller, text, wrong=3), Adversary(OWN.vocab.size)):
-        records = run(target, drafter)
-        assert tokens(records) == expected
-        accepted += sum(record.counts.accepted for record in records)
-        refused += sum(record.counts.accepted < len(record.proposals) for record in records)
-    assert refused > 5
-    assert accepted > 2
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -135,4 +114,4 @@ def test_drafters_whose_weights_are_rounded(kind: str) -> None:
     serving = SharedDrafter(TransformersModel(rounded(sharpened(build(kind, vocab_size=OWN.vocab.size)))))
     assert isinstance(serving.model, TransformersModel)
     assert kind != "llama" or str(unsupported_reason(serving.source.model)) == "its weights are quantized"
-    assert tokens(run(target, serving.model)) == said(target)
+    assert tokens(rounds_of(target, serving.model)) == said(target)

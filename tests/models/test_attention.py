@@ -13,11 +13,11 @@ from omnidraft.errors import ModelError
 from omnidraft.models.language_model import Read
 from omnidraft.models.native import step as native
 from omnidraft.models.native.kv_cache import KVBlocks
-from omnidraft.models.native.model import NativeModel, NativeSequence, native_of
+from omnidraft.models.native.model import NativeModel, NativeSequence
 from omnidraft.models.native.step import BLOCK, LANES, Rounded, Shape
-from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
+from omnidraft.models.transformers_model import TransformersSequence
 from support.compilers import compiled_with, looked_for_anew, needs_the_8_bit_step
-from support.halves import half_cache
+from support.exact_models import HalfModel, native_step
 from support.models import build, refused
 
 LENGTH = 6000
@@ -54,11 +54,10 @@ def both(kind: str) -> tuple[TransformersSequence, NativeSequence]:
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
                 parameter.copy_(Rounded("it", parameter).rows(range(len(parameter))))
-    fast = native_of(TransformersModel(model))
-    assert fast is not None
-    slow = TransformersModel(model.double()).new_sequence()
-    vars(slow).update(_new_cache=half_cache, cache=half_cache())
-    return slow, fast.new_sequence()
+    source = HalfModel(model)
+    fast = native_step(source).new_sequence()
+    source.model.double()
+    return source.new_sequence(), fast
 
 
 @pytest.mark.slow

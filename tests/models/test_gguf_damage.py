@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 import torch
@@ -141,41 +141,37 @@ def replaced(path: Path) -> None:
     other.replace(path)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float32"])
-@pytest.mark.parametrize("change", [cut, written_to, replaced])
+@pytest.mark.parametrize(
+    ("place", "name", "at", "dtype", "change"),
+    [
+        *((gguf_weights, "GgufWeights", 1, "int8", change) for change in (cut, written_to, replaced)),
+        *((gguf_weights, "GgufWeights", 1, "float32", change) for change in (cut, written_to, replaced)),
+        *((packed_matrices, "_packed", 5, "int8", change) for change in (cut, written_to)),
+    ],
+)
 def test_a_file_that_changes_while_it_is_loaded_is_named(
-    change: Callable[[Path], None], dtype: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    place: ModuleType,
+    name: str,
+    at: int,
+    dtype: str,
+    change: Callable[[Path], None],
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After its header was read: before its first tensor is."""
-    true = gguf_weights.GgufWeights
+    """After its header was read: before its first tensor is, and between two parts of a tensor."""
+    true, calls = getattr(place, name), 0
 
-    def late(*given: Any) -> object:
-        change(path)
-        return true(*given)
-
-    monkeypatch.setattr(gguf_weights, "GgufWeights", late)
-    with refused(ModelError, "m.gguf was changed while it was read"):
-        load_model(path, dtype, verifies=True)
-
-
-@pytest.mark.parametrize("change", [cut, written_to])
-def test_a_file_that_is_cut_while_it_is_read_is_named(
-    change: Callable[[Path], None], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between two parts of a tensor, and between the look at the file and the reading of it."""
-    true, calls = packed_matrices._packed, 0  # noqa: SLF001
-
-    def late(part: packed_matrices.Stored) -> object:
+    def late(*given: object) -> object:
         nonlocal calls
         calls += 1
-        if calls == 5:
+        if calls == at:
             change(path)
-        return true(part)
+        return true(*given)
 
-    monkeypatch.setattr(packed_matrices, "_packed", late)
+    monkeypatch.setattr(place, name, late)
     with refused(ModelError, "m.gguf was changed while it was read"):
-        load_model(path, "int8", verifies=True)
-    assert calls == 5
+        load_model(path, dtype, verifies=True)
+    assert calls == at
 
 
 def test_a_file_that_ends_in_the_middle_of_a_tensor_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from omnidraft.models.loading import load_model, load_skeleton
 from omnidraft.models.transformers_cache import attention, state_layers, states
 from omnidraft.models.transformers_model import PROBED, TransformersModel, TransformersSequence
 from support.hybrids import HYBRIDS, ONE_BY_ONE, hybrid
-from support.models import afresh, build, close, refused
+from support.models import afresh, close, refused
 from support.small_tokenizers import byte_level, wrap
 
 HALF = (torch.float32, torch.bfloat16)
@@ -70,7 +70,7 @@ def test_a_draft_may_be_rejected_anywhere(kind: str) -> None:
 @pytest.mark.parametrize("kind", EVERY)
 def test_states_after_many_rounds_are_those_of_a_fresh_pass(kind: str) -> None:
     model, draw = hybrid(kind), random.Random(1)
-    count = 500 if kind in OFTEN else 100
+    count = 200 if kind in OFTEN else 100
     text = ids_of(3 * count + 30, seed=2)
     decoding = Decoding(model, text, 10)
     for _ in range(count):
@@ -292,13 +292,6 @@ def test_scans_are_no_longer_than_the_pass(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_hybrid_does_not_draft() -> None:
     with refused(ModelError, "Qwen3_5ForCausalLM", "no crop restores"):
         SharedDrafter(TransformersModel(hybrid("qwen3_5_text")))
-
-
-def test_states_outside_of_the_cache_are_noticed_with_the_weights_too() -> None:
-    """Where no pass can be made on the meta device."""
-    model = build("recurrent_gemma", lru_width=32, block_types=["recurrent", "attention"], num_key_value_heads=1)
-    with refused(ModelError, "RecurrentGemmaForCausalLM", "in the model itself"):
-        TransformersModel(model)
 
 
 @pytest.mark.parametrize(("kind", "told"), [("jamba", 1), ("qwen3_5_text", 0)])

@@ -51,8 +51,13 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
         model.get_parameter(MATRIX)[3] = 0
         model.get_parameter(MATRIX)[5, 2] = 30
     model.generation_config.update(do_sample=True, top_k=7, max_new_tokens=9)  # of its own file
-    folders = tmp_path / "plain", tmp_path / "in8bits"
-    model.to(torch.bfloat16).save_pretrained(folders[0])
+    return saved(model.to(torch.bfloat16), tmp_path)
+
+
+def saved(model: Any, folder: Path) -> tuple[Path, Path]:
+    """A model's folder, and the same in 8 bits."""
+    folders = folder / "plain", folder / "in8bits"
+    model.save_pretrained(folders[0])
     wrap(sentencepiece()).save_pretrained(folders[0])
     tool("pack_weights").pack(*folders)
     return folders
@@ -144,10 +149,8 @@ def test_a_folder_loads_as_what_it_says(pair: tuple[Path, Path], dtype: str) -> 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
 def test_names_of_other_architectures_stay(kind: str, tmp_path: Path) -> None:
-    build(kind, bos_token_id=1, eos_token_id=1).save_pretrained(tmp_path / "plain")
-    wrap(sentencepiece()).save_pretrained(tmp_path / "plain")
-    tool("pack_weights").pack(tmp_path / "plain", tmp_path / "in8bits")
-    plain, ours = (load_model(tmp_path / name, "float32").lm.tensors() for name in ("plain", "in8bits"))
+    folders = saved(build(kind, bos_token_id=1, eos_token_id=1), tmp_path)
+    plain, ours = (load_model(folder, "float32").lm.tensors() for folder in folders)
     assert plain.keys() == ours.keys()
     assert all(close(plain[name], ours[name], 2e-3) for name in plain)
 
@@ -234,11 +237,7 @@ DAMAGE: dict[str, tuple[Callable[[Stored], object], tuple[str, ...]]] = {
 def test_damage_is_named(name: str, dtype: str, tmp_path: Path) -> None:
     if dtype == "int8":
         needs_the_8_bit_step()
-    model = build("llama tied").to(torch.bfloat16)  # type: ignore[arg-type]
-    model.save_pretrained(tmp_path / "plain")
-    wrap(sentencepiece()).save_pretrained(tmp_path / "plain")
-    folder = tmp_path / "in8bits"
-    tool("pack_weights").pack(tmp_path / "plain", folder)
+    _, folder = saved(build("llama tied").bfloat16(), tmp_path)
     stored = stored_in(folder)
     change, words = DAMAGE[name]
     change(stored)

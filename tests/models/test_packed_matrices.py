@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.native import packed_matrices
-from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed, Stored, quantized_q5_1
+from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed, quantized_q5_1
 from omnidraft.models.native.step import Norm, Products, Rounded
-from support.blocks import HALVES, Raw, blocks, filled, values
+from support.blocks import HALVES, blocks, filled, packed, stored, values
 from support.compilers import compiled_with, needs_the_8_bit_step
 from support.models import refused
 
@@ -35,14 +34,6 @@ def three_threads() -> Iterator[None]:
     torch.set_num_threads(3)
     yield
     torch.set_num_threads(1)
-
-
-def packed(kind: int, out: int, columns: int) -> Packed:
-    return Packed(stored(kind, blocks(kind, out, columns), columns))
-
-
-def stored(kind: int, rows: Raw, columns: int, **options: Any) -> Stored:
-    return Stored("blk.3.ffn_down.weight", kind, len(rows), columns, lambda start, end: rows[start:end], **options)
 
 
 def whole_inputs(rows: int, columns: int) -> torch.Tensor:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from omnidraft.models.native import prebuilt, step
-from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed, Stored
-from support.blocks import blocks, filled, values
+from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed
+from support.blocks import blocks, filled, stored, values
 from support.compilers import COMPILERS, needs_the_8_bit_step
 
 SOURCE, MAIN = Path(step.__file__).parent, Path(__file__).with_name("step_test.c")
@@ -75,8 +75,7 @@ def check_matrices(program: list[str]) -> None:
         assert torch.equal(weights, wanted)
         if whole:
             assert torch.equal(y.long(), x.long() @ wanted.long().T)
-        stored = Stored("it", kind, out, columns, lambda start, end, raw=raw: raw[start:end])  # type: ignore[misc]
-        assert torch.equal(y, Packed(stored)(x))
+        assert torch.equal(y, Packed(stored(kind, raw, columns))(x))
     assert at == len(found)
 
 

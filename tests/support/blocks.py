@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from omnidraft.models.gguf.header import QUANTIZATIONS
+from omnidraft.models.native.packed_matrices import Packed, Stored
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 # where numbers of 16 bits are, where it is not at the beginning alone
@@ -58,3 +59,13 @@ def values(kind: int, rows: Raw) -> torch.Tensor:
     from gguf.quants import dequantize
 
     return torch.from_numpy(np.array(dequantize(rows, gguf.GGMLQuantizationType(kind)), dtype=np.float32))
+
+
+def stored(kind: int, rows: Raw, columns: int, **options: Any) -> Stored:
+    """Rows of so many columns as those of a file's matrix."""
+    return Stored("blk.3.ffn_down.weight", kind, len(rows), columns, lambda start, end: rows[start:end], **options)
+
+
+def packed(kind: int, out: int, columns: int) -> Packed:
+    """A matrix of random blocks."""
+    return Packed(stored(kind, blocks(kind, out, columns), columns))

@@ -8,6 +8,7 @@ import torch
 
 from omnidraft.config import Sampling
 from omnidraft.models.language_model import LanguageModel
+from omnidraft.verification.round import Round
 from support.engines import SMALL, engine, sampler, tokens, written
 from support.models import Knowing, Scripted
 
@@ -49,9 +50,19 @@ def greedy(model: LanguageModel) -> list[int]:
     return found[len(PROMPT) :]
 
 
-def said_with(model: LanguageModel, drafter: LanguageModel) -> list[int]:
-    """Text with drafts, of which some were refused."""
+def agrees(model: LanguageModel, expected: list[int]) -> None:
+    """With drafts that are right two times out of three, and with others, the text is the expected one."""
+    accepted = refused = 0
+    for drafter in (knowing(expected), adversary()):
+        records = rounds_of(model, drafter)
+        assert tokens(records) == expected
+        accepted += sum(record.counts.accepted for record in records)
+        refused += sum(record.counts.accepted < len(record.proposals) for record in records)
+    assert refused > 5
+    assert accepted > 2
+
+
+def rounds_of(model: LanguageModel, drafter: LanguageModel) -> list[Round]:
+    """Greedy rounds after the prompt."""
     engine_ = engine(model, TARGET, drafter, OWN, draft_length=4, drafter_temperature=1.0)
-    records = list(engine_.rounds(PROMPT, COUNT, Sampling(), sampler()))
-    assert sum(record.counts.accepted < len(record.proposals) for record in records) > 2
-    return tokens(records)
+    return list(engine_.rounds(PROMPT, COUNT, Sampling(), sampler()))

@@ -8,14 +8,30 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from omnidraft.models.native.model import NativeModel, native_of
 from omnidraft.models.native.step import Rounded
+from omnidraft.models.transformers_cache import GrowingLayer, new_cache
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
-from support.halves import half_cache
 from support.models import build
+
+
+class HalfLayer(GrowingLayer):
+    """Keys and values of a layer of `transformers`, rounded to 16 bits as those of step.c."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype = key_states.dtype
+        return super().update(key_states.half().to(dtype), value_states.half().to(dtype))
+
+
+def half_cache() -> DynamicCache:
+    cache = new_cache()
+    cache.layer_class_to_replicate = HalfLayer
+    return cache
 
 
 class HalfModel(TransformersModel):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def alias(data: bytes) -> str:
     return "".join(chr(byte if byte in plain else 0x100 + others.index(byte)) for byte in data)
 
 
-@lru_cache
+@cache
 def _merged(words: tuple[str, ...], longest: int, base: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Tokens and merges that write all that words have in them, up to a length, across whatever a split may set."""
     tokens, merges = dict.fromkeys(base), dict[str, None]()
@@ -129,6 +129,7 @@ CHAT = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL, "<think>": USER_DEFINED,
 CHAT |= {"<|end|>": CONTROL, "[unused]": UNUSED}
 
 
+@cache
 def cases() -> dict[str, dict[str, Any]]:
     """Headers by name, apart from those of the splits."""
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 WORDS = (" hello", " world", "hello", " the", "ing", "def", "  ", "été", " don", "'t", "日本", "\n\n", "<0x41>", "10")
@@ -42,35 +42,32 @@ def sentencepiece(*, fallback: bool = True, metaspace: bool = False, dropout: fl
     return tokenizer
 
 
-def byte_level(*, prefix: bool = False, more: Iterable[str] = (), nfc: bool = True) -> Tokenizer:
-    """The kind of GPT-2; `more` are merges in alias characters, `prefix` puts a space before a text."""
+def byte_level(*, more: Iterable[str] = (), nfc: bool = True) -> Tokenizer:
+    """The kind of GPT-2; `more` are merges in alias characters."""
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     aliases = ["".join(piece for piece, _ in splitter.pre_tokenize_str(word)) for word in WORDS]
     tokenizer = Tokenizer(bpe([*aliases, *more], sorted(pre_tokenizers.ByteLevel.alphabet())))
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
 
 
-def unigram(*, fallback: bool = True) -> Tokenizer:
+def unigram() -> Tokenizer:
     """The kind of T5: a Viterbi search over scored pieces, which knows `<0x41>` and `</s>` as pieces, too."""
     marked = [word.replace(" ", "▁") for word in WORDS if word != "<0x41>"]
     letters = dict.fromkeys(["▁", "\n", *ASCII, *"".join(marked)])
     pieces = [(token, 0.0) for token in SPECIAL]
-    pieces += [(token, 0.0) for token in (BYTES if fallback else ())]
+    pieces += [(token, 0.0) for token in BYTES]
     pieces += [(letter, -10.0) for letter in letters]
     pieces += [(word, -5.0) for word in marked if len(word) > 1]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=fallback))
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex("\n"), "isolated"), pre_tokenizers.Metaspace("▁", "first")]
     )
-    steps = (
-        [decoders.ByteFallback(), decoders.Metaspace("▁", "first")] if fallback else [decoders.Metaspace("▁", "first")]
-    )
-    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace("▁", "first")])
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
 
@@ -81,32 +78,3 @@ def plain() -> Tokenizer:
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
-
-
-def with_added_tokens() -> Tokenizer:
-    """Literal added tokens after special ones, so that their ids depend on the special tokens being there."""
-    tokenizer = byte_level()
-    tokenizer.add_special_tokens(["<|start|>", "<|end|>"])
-    tokenizer.add_tokens(
-        [
-            AddedToken("<tool>", normalized=False),
-            AddedToken("   ", normalized=True),
-            AddedToken("§§", lstrip=True, rstrip=True),
-        ]
-    )
-    return tokenizer
-
-
-WHOLE = {  # kinds that can write any bytes
-    "sentencepiece": sentencepiece,
-    "sentencepiece, metaspace": lambda: sentencepiece(metaspace=True),
-    "byte-level": byte_level,
-    "byte-level, prefix": lambda: byte_level(prefix=True),
-    "unigram": unigram,
-    "added tokens": with_added_tokens,
-}
-PARTIAL = {  # kinds that cannot
-    "sentencepiece, no byte tokens": lambda: sentencepiece(fallback=False),
-    "unigram, no byte tokens": lambda: unigram(fallback=False),
-    "plain": plain,
-}

@@ -16,6 +16,7 @@ import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from support import small_tokenizers as small
 from support.small_tokenizers import BYTES
 from support.texts import TEXTS
 
@@ -323,6 +324,12 @@ OWN: dict[str, Builder] = {  # as `transformers` puts them together itself
 }
 
 
+BY_HAND: dict[str, Builder] = {  # of which some have no bytes
+    "sentencepiece, no byte tokens": lambda: small.wrap(small.sentencepiece(fallback=False)),
+    "plain": lambda: small.wrap(small.plain()),
+}
+
+
 @cache
 def family(name: str) -> PreTrainedTokenizerFast:
-    return (WHOLE | PARTIAL | OWN)[name]()
+    return (WHOLE | PARTIAL | OWN | BY_HAND)[name]()
