@@ -235,7 +235,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 
 def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if gguf.is_gguf(source):
         return gguf.load_tokenizer(Path(source))
@@ -245,7 +245,27 @@ def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
         )
     if not tokenizer.is_fast:
         raise ModelError(f"model {source!r} has no fast tokenizer, which is needed: add its tokenizer.json")
+    if "__init__" in vars(type(tokenizer)) and type(tokenizer) is not PreTrainedTokenizerFast:
+        with _reading("tokenizer.json", source, local):
+            _restore_pipeline(tokenizer, source, local)
     return tokenizer
+
+
+def _restore_pipeline(tokenizer: PreTrainedTokenizerBase, source: str, local: bool) -> None:
+    """Split and merge text as tokenizer.json says, of which classes of `transformers` take vocabulary and merges alone.
+
+    They are those of one family, and models are given the class of another, such as Phi-4's that of GPT-2.
+    """
+    from tokenizers import Tokenizer
+    from transformers.utils.hub import cached_file
+
+    options: dict[str, Any] = {"local_files_only": local, "_raise_exceptions_for_missing_entries": False}
+    if (path := cached_file(source, "tokenizer.json", **options)) is None:
+        return
+    own, backend = Tokenizer.from_file(path), cast(Any, tokenizer).backend_tokenizer
+    for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
+        setattr(backend, part, getattr(own, part))
+    backend.add_tokens([])  # those that are normalized before they are looked for are normalized anew
 
 
 @contextmanager
