@@ -112,6 +112,16 @@ def test_a_file_of_another_kind_is_named(make: bytes | Callable[[Path], None], s
         assert len(str(error.value).splitlines()) == 1
 
 
+def test_a_file_that_a_store_names_by_its_hash_is_known_by_its_beginning(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "sha256-4d7a"
+    path.write_bytes(whole)
+    assert load_model(path, "float32", "cpu").lm.vocab_size == small_model().config.vocab_size
+    assert read_model(path).problem is None
+    path.write_bytes(whole[1:])
+    with refused(ModelError, "sha256-4d7a", "is a file: give"):
+        load_model(path)
+
+
 def test_a_pointer_in_a_folder_is_named(tmp_path: Path) -> None:
     model_of("llama").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_bytes(POINTER)

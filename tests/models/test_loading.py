@@ -193,6 +193,10 @@ def to_convert(folder: Path) -> None:
     (folder / "tokenizer.model").write_bytes(b"{")
 
 
+def to_gguf(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-q8_0.gguf")
+
+
 def replace_config(name: str, content: str) -> Callable[[Path], None]:
     """A file of something else than a model, in place of the config."""
 
@@ -210,7 +214,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "unknown type": (replace_in("config.json", model_type="zork"), ("config.json", "zork")),
     "bad field": (replace_in("config.json", num_attention_heads="x"), ("config.json", "num_attention_heads")),
     "no heads": (replace_in("config.json", num_attention_heads=0), ("config.json", "ZeroDivisionError")),
-    "own code": (overwrite("config.json", b'{"auto_map": {"AutoConfig": "a.B"}}'), ("config.json", "custom code")),
+    "own code": (
+        overwrite("config.json", b'{"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}'),
+        ("config.json", "type 'own'", "custom code, which is never run: use"),
+    ),
     "no factor of queries": (
         replace_in("config.json", model_type="ministral3", rope_parameters={"rope_type": "default"}),
         ("rope_parameters", "lack llama_4_scaling_beta", "ministral3"),
@@ -240,6 +247,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "slow tokenizer": (byte_tokenizer, ("no fast tokenizer", "tokenizer.json")),
     "a LoRA adapter": (overwrite("adapter_config.json", LORA), ("is a LoRA adapter of 'owner/base'",)),
     "a broken adapter": (replace_config("adapter_config.json", "{"), ("of 'a base model'", "merge_and_unload")),
+    "GGUF files and a config": (to_gguf, ("holds GGUF files and no weights", "give a file", "model-q8_0.gguf")),
     "GGUF files": (replace_config("model-q8_0.gguf", ""), ("holds GGUF files", "give a file", "model-q8_0.gguf")),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from tokenizers import Tokenizer
 
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models import gguf
@@ -22,7 +22,7 @@ from omnidraft.models.gguf.not_gguf import is_pointer, pointer_fault
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel
-from omnidraft.models.safetensors_files import Tensors, check_weights, in_8_bits
+from omnidraft.models.safetensors_files import Tensors, check_no_adapter, check_weights, in_8_bits
 from omnidraft.models.transformers_model import (
     SUPPORTED,
     PretrainedModel,
@@ -181,9 +181,13 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
         config, generation = gguf.load_config(Path(source))
     else:
         if local:
-            _check_no_adapter(Path(source))
+            check_no_adapter(Path(source))
         with _reading("config.json", source, local):
-            config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+            try:
+                config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+            except ValueError:
+                _check_no_code(source, local)
+                raise
             _check_quantizer(config, source)
     # checked before a class is chosen: of some encoder-decoders the decoder alone would be loaded
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -209,6 +213,18 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     with _reading("generation_config.json", source, local), suppress(*absent):
         skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)
     return skeleton
+
+
+def _check_no_code(source: str, local: bool) -> None:
+    """Raise ModelError for a model of a type that `transformers` has not, and that brings its own code instead."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    values, _ = PreTrainedConfig.get_config_dict(source, local_files_only=local)
+    if "auto_map" in values and (kind := values.get("model_type")) not in CONFIG_MAPPING:
+        raise ModelError(
+            f"config.json of model {source!r} is of type {kind!r} and names custom code, which is never run: use "
+            "a model of a type that transformers has, or a GGUF file of this one"
+        )
 
 
 def _check_quantizer(config: Any, source: str) -> None:
@@ -254,18 +270,16 @@ def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
 def _restore_pipeline(tokenizer: PreTrainedTokenizerBase, source: str, local: bool) -> None:
     """Split and merge text as tokenizer.json says, of which classes of `transformers` take vocabulary and merges alone.
 
-    They are those of one family, and models are given the class of another, such as Phi-4's that of GPT-2.
+    Their steps are those of one family, and models are given the class of another, such as Phi-4's that of GPT-2.
     """
-    from tokenizers import Tokenizer
     from transformers.utils.hub import cached_file
 
     options: dict[str, Any] = {"local_files_only": local, "_raise_exceptions_for_missing_entries": False}
-    if (path := cached_file(source, "tokenizer.json", **options)) is None:
-        return
-    own, backend = Tokenizer.from_file(path), cast(Any, tokenizer).backend_tokenizer
-    for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
-        setattr(backend, part, getattr(own, part))
-    backend.add_tokens([])  # those that are normalized before they are looked for are normalized anew
+    if path := cached_file(source, "tokenizer.json", **options):
+        own, backend = Tokenizer.from_file(path), cast("Any", tokenizer).backend_tokenizer
+        for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
+            setattr(backend, part, getattr(own, part))
+        backend.add_tokens([])  # those that are normalized before they are looked for are normalized anew
 
 
 @contextmanager
@@ -296,23 +310,12 @@ def _not_a_model(folder: Path) -> str | None:
     """Return what a folder holds instead of a model, with the fix; None if unknown."""
     if pointer := next((file for file in sorted(folder.glob("*")) if is_pointer(file)), None):
         return pointer_fault(str(pointer))
-    if (folder / "config.json").exists():
-        return None
-    if files := sorted(folder.glob(f"*{SUFFIX}")):
-        return f"folder {str(folder)!r} holds GGUF files and no config.json: give a file, as {str(files[0])!r}"
+    there = {"config.json": (folder / "config.json").exists()}
+    there["weights"] = any(next(folder.glob(f"*{suffix}"), None) for suffix in (".safetensors", ".bin"))
+    lacking = next((part for part, found in there.items() if not found), None)  # collections of GGUF files have configs
+    if lacking and (files := sorted(folder.glob(f"*{SUFFIX}"))):
+        return f"folder {str(folder)!r} holds GGUF files and no {lacking}: give a file, as {str(files[0])!r}"
     return None
-
-
-def _check_no_adapter(folder: Path) -> None:
-    """Raise ModelError for a folder with an adapter, which would be left out or put on the base model it names."""
-    if not (folder / "adapter_config.json").exists():
-        return
-    try:
-        base = json.loads((folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        base = None
-    fix = "give the folder of the merged model, made with merge_and_unload and save_pretrained of peft"
-    raise ModelError(f"folder {str(folder)!r} is a LoRA adapter of {base or 'a base model'!r}, not a model: {fix}")
 
 
 def locate(name: str | Path) -> tuple[str, bool]:

@@ -45,6 +45,18 @@ def check_weights(folder: Path) -> set[str]:
     return found
 
 
+def check_no_adapter(folder: Path) -> None:
+    """Raise ModelError for a folder with an adapter, which would be left out or put on the base model it names."""
+    if not (folder / "adapter_config.json").exists():
+        return
+    try:
+        base = json.loads((folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    fix = "give the folder of the merged model, made with merge_and_unload and save_pretrained of peft"
+    raise ModelError(f"folder {str(folder)!r} is a LoRA adapter of {base or 'a base model'!r}, not a model: {fix}")
+
+
 def _names(path: Path) -> set[str]:
     """The names of a safetensors file's tensors; raises ModelError where its header does not fit its size."""
     size = path.stat().st_size
