@@ -14,7 +14,7 @@ from omnidraft.errors import ModelError
 from omnidraft.inspection.models import read_model
 from omnidraft.models.gguf.split_files import read_header
 from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
-from support.gguf_models import keys_of, model_of, small_file, tensors_of, write_file, write_model
+from support.gguf_models import keys_of, model_of, small_file, small_model, tensors_of, write_file, write_model
 from support.models import afresh, close, refused
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -99,6 +99,16 @@ def test_a_file_of_another_kind_is_named(data: bytes, said: str, tmp_path: Path)
     for read in (load_skeleton, load_tokenizer, load_model):
         with refused(ModelError, said):
             read(path)
+
+
+def test_a_file_that_a_store_names_by_its_hash_is_known_by_its_beginning(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "sha256-4d7a"
+    path.write_bytes(whole)
+    assert load_model(path, "float32", "cpu").lm.vocab_size == small_model().config.vocab_size
+    assert read_model(path).problem is None
+    path.write_bytes(whole[1:])
+    with refused(ModelError, "sha256-4d7a", "is a file: give"):
+        load_model(path)
 
 
 def test_a_pointer_in_a_folder_is_named(tmp_path: Path) -> None:

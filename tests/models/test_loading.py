@@ -14,16 +14,17 @@ import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, pre_tokenizers
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models import loading
 from omnidraft.models import transformers_model as models
-from omnidraft.models.loading import load_model
+from omnidraft.models.loading import load_model, load_tokenizer
 from support.compilers import needs_the_8_bit_step
 from support.models import afresh, build, close, refused
-from support.small_tokenizers import sentencepiece, wrap
+from support.small_tokenizers import byte_level, sentencepiece, wrap
 
 transformers_logging.disable_progress_bar()
 
@@ -129,6 +130,22 @@ def test_a_chat_model_ends_at_the_end_of_its_turn(
         assert sorted(read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos).eos) == list(ends)
 
 
+@pytest.mark.parametrize(("kind", "model_type"), [("GPT2Tokenizer", "llama"), ("Qwen2Tokenizer", "qwen2")])
+def test_a_tokenizer_splits_text_as_its_file_says_and_not_as_its_class(
+    kind: str, model_type: str, tmp_path: Path
+) -> None:
+    made = byte_level(nfc=False)  # unlike the classes, it splits each number, and composes no characters
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), made.pre_tokenizer])
+    made.add_tokens([AddedToken("§é", normalized=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, "eos_token": "</s>"}))
+    loaded = load_tokenizer(tmp_path)
+    assert (type(loaded).__name__, loaded.eos_token) == (kind, "</s>")
+    for text in ("hello 1010 world", "e\u0301te\u0301", "\u00a7e\u0301 \u00a7\u00e9"):
+        assert loaded(text)["input_ids"] == made.encode(text).ids
+
+
 def test_the_network_check_notices_a_call(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)  # between attempts
     with refused(ModelError, "'someone/something'", "config.json", "check the name and the connection"):
@@ -176,6 +193,10 @@ def to_convert(folder: Path) -> None:
     (folder / "tokenizer.model").write_bytes(b"{")
 
 
+def to_gguf(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-q8_0.gguf")
+
+
 def replace_config(name: str, content: str) -> Callable[[Path], None]:
     """A file of something else than a model, in place of the config."""
 
@@ -193,7 +214,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "unknown type": (replace_in("config.json", model_type="zork"), ("config.json", "zork")),
     "bad field": (replace_in("config.json", num_attention_heads="x"), ("config.json", "num_attention_heads")),
     "no heads": (replace_in("config.json", num_attention_heads=0), ("config.json", "ZeroDivisionError")),
-    "own code": (overwrite("config.json", b'{"auto_map": {"AutoConfig": "a.B"}}'), ("config.json", "custom code")),
+    "own code": (
+        overwrite("config.json", b'{"model_type": "own", "auto_map": {"AutoConfig": "a.B"}}'),
+        ("config.json", "type 'own'", "custom code, which is never run: use"),
+    ),
     "no factor of queries": (
         replace_in("config.json", model_type="ministral3", rope_parameters={"rope_type": "default"}),
         ("rope_parameters", "lack llama_4_scaling_beta", "ministral3"),
@@ -223,6 +247,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "slow tokenizer": (byte_tokenizer, ("no fast tokenizer", "tokenizer.json")),
     "a LoRA adapter": (overwrite("adapter_config.json", LORA), ("is a LoRA adapter of 'owner/base'",)),
     "a broken adapter": (replace_config("adapter_config.json", "{"), ("of 'a base model'", "merge_and_unload")),
+    "GGUF files and a config": (to_gguf, ("holds GGUF files and no weights", "give a file", "model-q8_0.gguf")),
     "GGUF files": (replace_config("model-q8_0.gguf", ""), ("holds GGUF files", "give a file", "model-q8_0.gguf")),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from tokenizers import Tokenizer
 
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.gguf import tokenizer as gguf_tokenizer
@@ -23,7 +23,7 @@ from omnidraft.models.gguf.not_gguf import is_pointer, pointer_fault
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel
-from omnidraft.models.safetensors_files import Tensors, holds_weights, in_8_bits
+from omnidraft.models.safetensors_files import Tensors, check_no_adapter, holds_weights, in_8_bits
 from omnidraft.models.transformers_model import (
     SUPPORTED,
     PretrainedModel,
@@ -185,9 +185,13 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
         config, generation = load_config(Path(source))
     else:
         if local:
-            _check_no_adapter(Path(source))
+            check_no_adapter(Path(source))
         with _reading("config.json", source, local):
-            config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+            try:
+                config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+            except ValueError:
+                _check_no_code(source, local)
+                raise
             _check_quantizer(config, source)
     # checked before a class is chosen: of some encoder-decoders the decoder alone would be loaded
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -214,6 +218,18 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     return skeleton
 
 
+def _check_no_code(source: str, local: bool) -> None:
+    """Raise ModelError for a model of a type that `transformers` has not, and that brings its own code instead."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    values, _ = PreTrainedConfig.get_config_dict(source, local_files_only=local)
+    if "auto_map" in values and (kind := values.get("model_type")) not in CONFIG_MAPPING:
+        raise ModelError(
+            f"config.json of model {source!r} is of type {kind!r} and names custom code, which is never run: use "
+            "a model of a type that transformers has, or a GGUF file of this one"
+        )
+
+
 def _check_quantizer(config: Any, source: str) -> None:
     """Raise ModelError for weights in a format that `transformers` cannot read on this machine."""
     given = getattr(config, "quantization_config", getattr(config, "quantization", None))
@@ -234,7 +250,7 @@ def _check_quantizer(config: Any, source: str) -> None:
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder, a GGUF file or a hub id, no model needed; raises ModelError."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source, local = locate(name)
     if is_gguf(source):
@@ -245,7 +261,25 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         )
     if not tokenizer.is_fast:
         raise ModelError(f"model {source!r} has no fast tokenizer, which is needed: add its tokenizer.json")
+    if "__init__" in vars(type(tokenizer)) and type(tokenizer) is not PreTrainedTokenizerFast:
+        with _reading("tokenizer.json", source, local):
+            _restore_pipeline(tokenizer, source, local)
     return tokenizer
+
+
+def _restore_pipeline(tokenizer: PreTrainedTokenizerBase, source: str, local: bool) -> None:
+    """Split and merge text as tokenizer.json says, of which classes of `transformers` take vocabulary and merges alone.
+
+    Their steps are those of one family, and models are given the class of another, such as Phi-4's that of GPT-2.
+    """
+    from transformers.utils.hub import cached_file
+
+    options: dict[str, Any] = {"local_files_only": local, "_raise_exceptions_for_missing_entries": False}
+    if path := cached_file(source, "tokenizer.json", **options):
+        own, backend = Tokenizer.from_file(path), cast("Any", tokenizer).backend_tokenizer
+        for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
+            setattr(backend, part, getattr(own, part))
+        backend.add_tokens([])  # those that are normalized before they are looked for are normalized anew
 
 
 @contextmanager
@@ -276,23 +310,12 @@ def _not_a_model(folder: Path) -> str | None:
     """Return what a folder holds instead of a model, with the fix; None if unknown."""
     if pointer := next((file for file in sorted(folder.glob("*")) if is_pointer(file)), None):
         return pointer_fault(str(pointer))
-    if (folder / "config.json").exists():
-        return None
-    if files := sorted(folder.glob(f"*{SUFFIX}")):
-        return f"folder {str(folder)!r} holds GGUF files and no config.json: give a file, as {str(files[0])!r}"
+    there = {"config.json": (folder / "config.json").exists()}
+    there["weights"] = any(next(folder.glob(f"*{suffix}"), None) for suffix in (".safetensors", ".bin"))
+    lacking = next((part for part, found in there.items() if not found), None)  # collections of GGUF files have configs
+    if lacking and (files := sorted(folder.glob(f"*{SUFFIX}"))):
+        return f"folder {str(folder)!r} holds GGUF files and no {lacking}: give a file, as {str(files[0])!r}"
     return None
-
-
-def _check_no_adapter(folder: Path) -> None:
-    """Raise ModelError for a folder with an adapter, which would be left out or put on the base model it names."""
-    if not (folder / "adapter_config.json").exists():
-        return
-    try:
-        base = json.loads((folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        base = None
-    fix = "give the folder of the merged model, made with merge_and_unload and save_pretrained of peft"
-    raise ModelError(f"folder {str(folder)!r} is a LoRA adapter of {base or 'a base model'!r}, not a model: {fix}")
 
 
 def locate(name: str | Path) -> tuple[str, bool]:

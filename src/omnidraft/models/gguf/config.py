@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from omnidraft.models.gguf.architectures import describe
 from omnidraft.models.gguf.keys import KeyReport
+from omnidraft.models.gguf.not_gguf import begins_as_gguf
 from omnidraft.models.gguf.split_files import read_header, reading
 from omnidraft.models.gguf.tensors import Source, sources
 from omnidraft.models.gguf.tokenizer import end_tokens
@@ -30,9 +31,12 @@ SAMPLING = {
 
 
 def is_gguf(name: str | Path) -> bool:
-    """True for the name of an existing file with the suffix of GGUF files."""
+    """True for the name of an existing file that has the suffix of GGUF files, or begins as they do.
+
+    Stores that name files by their hash, as those of Ollama and of the hub, leave out the suffix.
+    """
     path = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
-    return path.suffix.lower() == SUFFIX and path.is_file()
+    return path.is_file() and (path.suffix.lower() == SUFFIX or begins_as_gguf(path))
 
 
 def load_config(path: Path) -> tuple[PreTrainedConfig, GenerationConfig]:

@@ -39,6 +39,15 @@ def pointer_fault(name: str) -> str:
     return f"{name} is a git-lfs pointer, not the file: run `git lfs pull` in its folder"
 
 
+def begins_as_gguf(path: Path) -> bool:
+    """True if a file that can be read has the first bytes of GGUF files."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def is_pointer(path: Path) -> bool:
     """True if a file is a git-lfs pointer."""
     if not path.is_file() or path.stat().st_size > WHOLE:
