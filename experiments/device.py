@@ -35,7 +35,8 @@ from omnidraft.cli import flags
 from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import InputError
-from omnidraft.models import gguf
+from omnidraft.models.gguf.config import is_gguf
+from omnidraft.models.gguf.conversion import converted
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import choose_dtype, load_skeleton
 
@@ -71,7 +72,7 @@ class Contest:
         skeleton: Any = load_skeleton(self.path)
         name, _ = choose_dtype(torch.device("cpu"), skeleton.config.dtype, skeleton.num_parameters())
         for each in dict.fromkeys((name, "bfloat16")):  # the latter for 8 bits; no part of what is loaded
-            gguf.converted(self.path, getattr(torch, each), console.print)
+            converted(self.path, skeleton, getattr(torch, each), console.print)
         self.models: dict[str, Loaded] = {}
 
         def ours(drafter: str | None, dtype: str) -> OmniDraft:
@@ -227,7 +228,7 @@ class Device(Experiment):
         to.add_argument("--also", action="append", default=[], metavar="MODULE:CLASS", help=about)
 
     def setting(self, options: argparse.Namespace) -> Row:
-        if not gguf.is_gguf(options.target):
+        if not is_gguf(options.target):
             raise InputError(
                 f"target {options.target!r} is no GGUF file, which llama.cpp needs: give --target FILE.gguf"
             )

@@ -52,7 +52,7 @@ def judged_texts(model: OmniDraft, data: Path | None, count: int) -> list[Text]:
 
 
 def passes(models: Mapping[str, KVSequence], ids: Sequence[int], rows: Sequence[int], repeats: int) -> dict[str, Row]:
-    """Tokens a second of reading ids but for the last ones, and milliseconds of passes over so many of these.
+    """Tokens a second of reading ids but for the last ones, and milliseconds of passes over `rows` of them.
 
     Those are medians; models take turns, and keep what they read.
     """

@@ -87,7 +87,7 @@ def table(
     digits: Mapping[str, int] = MappingProxyType({}),
     nearest: Sequence[str] = (),
 ) -> str:
-    """A table of rows; numbers begin at column `first`, with so many `places`, or the `digits` of their own.
+    """A table of rows; numbers begin at column `first`, with `places` decimals, or the `digits` of their own.
 
     They are rounded down, since more is better, but those of `nearest`, which are rounded to the nearest.
     """

@@ -187,7 +187,7 @@ def longest_gap(server: Server, prompt: str, over: Callable[[], bool]) -> float:
 
 
 def beside_run(server: Server, texts: Sequence[str], count: int) -> Row:
-    """What an answer waits for while a prompt of so many tokens is read, and how long that goes on for nobody."""
+    """The longest wait for a token of an answer beside a prompt of `count` tokens, and without it."""
     text = " ".join(itertools.islice(itertools.cycle(texts), count))
     prompt = server.tokenizer.decode(server.tokenizer(text, add_special_tokens=False)["input_ids"][:count])
     pieces = itertools.count()

@@ -28,7 +28,7 @@ STYLE = "<style>svg { color: #1f2328 } @media (prefers-color-scheme: dark) { svg
 
 
 def parts(count: int) -> dict[str, range]:
-    """The parts of a stream of so many answers that have any."""
+    """The parts of a stream of that length that have answers."""
     ends = [count * third // 3 for third in range(4)]
     thirds = {f"{name} third": range(*ends[n : n + 2]) for n, name in enumerate(("first", "second", "last"))}
     found = {f"first {min(FIRST, count)}": range(min(FIRST, count)), **thirds, "all": range(count)}

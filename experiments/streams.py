@@ -1,4 +1,4 @@
-"""`python -m experiments.streams`: what memory and learning bring to one user, from the first answer on.
+"""`python -m experiments.streams`: gains of memory and learning for one user, from the first answer on.
 
 Prompts of a kind come one after the other.  Each is answered without drafts, by the drafter as it ships, by one that
 remembers earlier answers, and by one that learns from them, too, in turns.
@@ -86,7 +86,7 @@ class Streams(Experiment):
     """The prompts of one user after the other."""
 
     name = "streams"
-    about = "What memory and learning bring to the prompts of one user, from the first answer on."
+    about = "Gains of memory and learning along the prompts of one user."
     examples = (
         "--target zoo:target-b --streams chinese,german --quick",
         "--target MODEL.gguf --dtype int8 --streams json,code --data DIR --out results/streams",

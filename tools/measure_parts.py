@@ -267,14 +267,14 @@ def together() -> None:
 
 
 def matrices(path: Path, repeats: int = 7) -> None:
-    from omnidraft.models import gguf
+    from omnidraft.models.gguf.native_weights import weights_of
     from omnidraft.models.loading import load_skeleton
     from omnidraft.models.native.model import NativeModel
 
     torch.set_num_threads(1)
     skeleton = load_skeleton(path)
     began = time.process_time()
-    model = NativeModel(skeleton, gguf.weights_of(path, skeleton))
+    model = NativeModel(skeleton, weights_of(path, skeleton))
     took = time.process_time() - began
     layers = [each for name, each in model._parts.matrices.items() if ".layers." in name]  # noqa: SLF001
     size = sum(each.nbytes for each in layers)

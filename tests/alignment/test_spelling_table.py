@@ -215,6 +215,7 @@ def test_every_token_of_a_real_target_has_a_spelling_of_its_own(name: str, match
     assert byte_matches(drafter.vocab, target.vocab) == matches
 
 
+@pytest.mark.slow
 def test_of_equal_spellings_the_one_that_texts_are_made_of_is_the_owner() -> None:
     """SentencePiece has every letter as a byte as well, with a lower id; the target never writes that one."""
     language = real_language("llama2")

@@ -73,6 +73,7 @@ def spelled(language: Language, data: bytes) -> list[str | None]:
 # ---------------------------------------------------------------- every family
 
 
+@pytest.mark.slow
 def test_a_family_is_the_same_in_every_process() -> None:
     """Else a test that depends on what a vocabulary has passes here and fails there."""
     code = "from support.tokenizer_families import *; print([family(name).backend_tokenizer.to_str() for name in OWN])"

@@ -29,6 +29,7 @@ COUNT = 24
 # ------------------------------------------------------------ answers
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_transformers(model: OmniDraft) -> None:
     result = model.generate(PROMPT, max_new_tokens=COUNT)
     expected = alone(model, PROMPT, COUNT)

@@ -50,6 +50,7 @@ def again(model: OmniDraft, times: int = 2) -> Generation:
 # ---------------------------------------------------------------- exact
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("even")
 @pytest.mark.parametrize("target", ["zoo:target-a", "zoo:target-b"])
 @pytest.mark.parametrize(
@@ -144,6 +145,7 @@ def test_targets_that_share_a_drafter_share_its_memory(target: Path, drafter: Pa
     assert len(stored(first)) > len(held) > COUNT // 2
 
 
+@pytest.mark.slow
 def test_profiles_of_targets_that_share_a_drafter_do_not_grow_by_being_loaded(
     target: Path, drafter: Path, tmp_path: Path
 ) -> None:

@@ -235,6 +235,7 @@ def test_learned_weights_reach_a_lane_in_the_middle_of_an_answer(target: Path, d
     assert model.learned["answers"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_two_targets_share_a_drafter_in_lanes(target: Path, drafter: Path, other_target: Path, step: str) -> None:
     a = load_with(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)

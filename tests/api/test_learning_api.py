@@ -49,6 +49,7 @@ def test_what_was_measured_goes_on_with_the_profile(target: Path, drafter: Path)
     assert np.array_equal(again.state(), policy.state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_what_is_learned_is_saved_drafted_with_and_learned_on(
     target: Path, drafter: Path, home: Path, adapter: str
@@ -83,6 +84,7 @@ def test_what_is_learned_is_saved_drafted_with_and_learned_on(
     assert not torch.equal(drafts(fourth), drafts(first))
 
 
+@pytest.mark.slow
 def test_learning_helps(target: Path, drafter: Path) -> None:
     settings: dict[str, Any] = {**FAST, "update_every": 1, "learning_rate": 2e-2}
     with omnidraft.load(target, drafter, adapt="inline", **settings) as model:
@@ -163,6 +165,7 @@ def test_a_process_that_closes_nothing_adds_what_it_learned(target: Path, drafte
 # ------------------------------------------------------------ where it is kept
 
 
+@pytest.mark.slow
 def test_no_profile_is_no_file(target: Path, drafter: Path, home: Path) -> None:
     omnidraft.load(target, drafter, adapt="inline", update_every=1).close()
     before = tree(home)
@@ -279,6 +282,7 @@ def test_what_is_no_profile_is_refused_by_its_path_and_left_alone(
         omnidraft.load(target, drafter, adapt=adapt, profile=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_cell_of_a_notebook_that_is_run_again(target: Path, drafter: Path) -> None:
     said: list[str] = []
     model = omnidraft.load(target, drafter, adapt="inline", **FAST, warn=said.append)
@@ -351,6 +355,7 @@ def test_a_profile_that_can_be_no_file_is_one_line(target: Path, drafter: Path, 
 # ------------------------------------------------------------ options
 
 
+@pytest.mark.slow
 def test_the_shape_of_the_profile_is_used_and_not_contradicted(target: Path, drafter: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", adapter="lora", rank=3) as model:
         answers(model, 1)
@@ -367,6 +372,7 @@ def test_the_shape_of_the_profile_is_used_and_not_contradicted(target: Path, dra
         assert anew.learned["answers"] == 0
 
 
+@pytest.mark.slow
 def test_modes_that_have_no_ngrams_keep_those_of_the_profile(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", **FAST) as model:
         answers(model, 4, temperature=1.0)
@@ -387,6 +393,7 @@ def test_modes_that_have_no_ngrams_keep_those_of_the_profile(target: Path, draft
 # ------------------------------------------------------------ nothing of what was said
 
 
+@pytest.mark.slow
 def test_no_file_holds_what_was_said(
     target: Path, drafter: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

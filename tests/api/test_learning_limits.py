@@ -59,6 +59,7 @@ def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeyp
     model.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loaded_inside", "step"), [(True, "auto"), (False, "auto"), (False, "transformers")])
 def test_learning_goes_on_in_inference_mode(target: Path, drafter: Path, *, loaded_inside: bool, step: str) -> None:
     learning = FAST | {"update_every": 1, "drafter_backend": step}

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("home")
 # ------------------------------------------------------------ one drafter, two targets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_two_targets_share_one_drafter_in_memory(
     target: Path, drafter: Path, other_target: Path, home: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -67,6 +68,7 @@ def test_two_targets_share_one_drafter_in_memory(
         assert torch.equal(drafts(again), drafts(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "act"), [("auto", "close"), ("transformers", "save")])
 def test_what_one_target_learned_waits_for_the_others_text(
     target: Path, drafter: Path, other_target: Path, step: str, act: str
@@ -112,6 +114,7 @@ def claimed(file: Path, home: Path) -> Iterator[None]:
             process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_profile_in_use_is_read_and_not_written(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", **FAST) as first:
         answers(first, 2)
@@ -152,6 +155,7 @@ def test_a_refused_profile_in_use_is_done_without(target: Path, drafter: Path, h
 # ------------------------------------------------------------ disks that refuse
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_warning(target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with omnidraft.load(target, drafter, adapt="inline", **FAST) as first:
         answers(first, 2)
@@ -173,6 +177,7 @@ def test_a_full_disk_is_one_warning(target: Path, drafter: Path, home: Path, mon
     assert omnidraft.load(target, drafter, warn=pytest.fail).learned == first.learned
 
 
+@pytest.mark.slow
 def test_what_is_learned_while_the_end_waits_is_saved_at_once(
     target: Path, drafter: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +206,7 @@ def test_what_is_learned_while_the_end_waits_is_saved_at_once(
         assert again.learned["answers"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["save", "itself"])
 def test_what_a_full_disk_refused_is_saved_once_there_is_room(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, by: str

@@ -161,6 +161,7 @@ def test_a_stream_lets_go_of_its_state(model: OmniDraft, ending: str) -> None:
     assert model.engine.attached.drafter.sequence.length == 0
 
 
+@pytest.mark.slow
 def test_a_stream_that_was_overtaken_leaves_the_later_one_alone(model: OmniDraft) -> None:
     whole = model.generate(PROMPT, max_new_tokens=40).text
     earlier = model.stream("the world", max_new_tokens=40)

@@ -54,6 +54,7 @@ def rows(out: str) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in made if row["task"] != "all"}
 
 
+@pytest.mark.slow
 def test_every_method_has_a_full_row(command: list[str], task: Path, tmp_path: Path, capsys: Captured) -> None:
     other = task.with_name("other.jsonl")
     other.write_text(task.read_text(encoding="utf-8"), encoding="utf-8")
@@ -93,6 +94,7 @@ def test_every_method_has_a_full_row(command: list[str], task: Path, tmp_path: P
     assert json.loads(capsys.readouterr().out)["rows"] == all_rows
 
 
+@pytest.mark.slow
 def test_wrong_tokens_are_flagged_and_fail(
     command: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +134,7 @@ def test_a_method_that_these_models_cannot_run(
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_sampling_leaves_out_what_does_not_follow_the_law(command: list[str], capsys: Captured) -> None:
     assert cli.main([*command, "--temperature", "0.8", "--seed", "3", "--json"]) == 0
     out, err = capsys.readouterr()

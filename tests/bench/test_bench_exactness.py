@@ -87,6 +87,7 @@ def test_a_rest_too_small_for_a_bin_goes_to_the_largest() -> None:
     assert exactness.judged(Counter({(1, 2): 1000}), {(1, 2): 0.999}, NOTHING, "x", 0.01) is None
 
 
+@pytest.mark.slow
 def test_the_distance_that_is_stated_is_found() -> None:
     """A distribution so far away fails about as often as is promised, and the right one hardly ever."""
     shares: dict[exactness.Text, float] = {(i,): 0.1 for i in range(9)}
@@ -124,6 +125,7 @@ def permute_q(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Drafter, "draft", faulty)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_a_right_pair_passes_and_the_fault_is_found(
     target: Path,

@@ -127,6 +127,7 @@ def test_prompts_that_do_not_fit_are_left_out(
     assert [line.partition(":")[2][:21] for line in said] == [f" prompt {number} is left out" for number in (2, 3)]
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_left_off(
     target: Path, drafter: Path, home: Path, tmp_path: Path, capsys: Captured, prompted: list[str]
 ) -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from omnidraft.cli.main import main
 
+pytestmark = pytest.mark.slow
 PAIR = ["zoo:target-a", "--teacher", "zoo:target-b", "--layers", "0", "--vocab", "600", "--dtype", "float32"]
 
 

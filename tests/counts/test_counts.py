@@ -65,6 +65,7 @@ def by_counting(found: list[list[int]], rates: Sequence[float]) -> Guess | None:
 # ---------------------------------------------------------------- the guess
 
 
+@pytest.mark.slow
 @given(TOKENS, TOKENS, st.lists(st.integers(0, 2), max_size=LONGEST + 1), LEARNED)
 def test_the_guess_is_that_of_the_surest_kind(
     own: list[int], stored: list[int], text: list[int], learned: list[tuple[int, bool]]

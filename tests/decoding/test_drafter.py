@@ -251,6 +251,7 @@ def joint_distribution(drafter: type[Late], count: int, **drafting: Any) -> tupl
     return distance(distribution_of(run), first_tokens(plain_distribution(world), count, world.vocab.eos)), changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["exact", "intersection"])
 @pytest.mark.parametrize("verification", ["block", "token"])
 def test_the_joint_distribution_holds_while_texts_are_written_again(mode: str, verification: str) -> None:
@@ -259,6 +260,7 @@ def test_the_joint_distribution_holds_while_texts_are_written_again(mode: str, v
     assert changes > 10
 
 
+@pytest.mark.slow
 def test_the_q_of_a_text_as_it_was_breaks_the_distribution() -> None:
     deviation, changes = joint_distribution(Late, 4, draft_length=1)
     assert changes > 10

@@ -22,6 +22,7 @@ def ids(trace: dict[str, Any]) -> list[list[int]]:
     return [answer["ids"] for answer in trace["answers"]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("target", recorder.TARGETS)
 @pytest.mark.parametrize("reuse_answers", recorder.ASKED)
@@ -41,6 +42,7 @@ def test_an_answer_that_is_remembered_is_drafted_from_its_first_token_on(target:
     assert all(later < first for first, later in zip(rounds[:half], rounds[half:], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_a_drafter_that_reads_another_context_changes_the_rounds_and_not_the_tokens(
     monkeypatch: pytest.MonkeyPatch,

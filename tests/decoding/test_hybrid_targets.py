@@ -46,6 +46,7 @@ def drafters(prompt: list[int], text: list[int]) -> dict[str, LanguageModel]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY)
 def test_greedy_text_is_that_of_generate(kind: str) -> None:
     target = target_of(kind)
@@ -132,6 +133,7 @@ def test_a_long_prompt_is_read_before_anything_is_drafted() -> None:
     assert all(record.counts.again == 0 for record in records[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid", "jamba"])
 def test_inside_generate_of_transformers(kind: str, target: Path, drafter: Path, tmp_path: Path, home: Path) -> None:  # noqa: ARG001
     source = load(target)

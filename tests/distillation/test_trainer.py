@@ -31,6 +31,7 @@ from support.learning import (
 from support.models import build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "adapter", "loss"),
     [("llama", "full", "forward+tv"), ("qwen2", "lora", "forward+tv"), ("llama", "lora", "forward")],

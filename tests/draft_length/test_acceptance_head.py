@@ -161,6 +161,7 @@ def test_a_model_has_one_hook_and_its_copies_have_their_own() -> None:
     assert own.last.shape == (1, 3, 32)
 
 
+@pytest.mark.slow
 def test_where_no_head_is_trained_an_earlier_one_is_kept(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, dtype="float32", adapt="inline", **FAST) as model:
         answers(model, 5)
@@ -176,6 +177,7 @@ def test_where_no_head_is_trained_an_earlier_one_is_kept(target: Path, drafter: 
     assert all(torch.equal(again.state[name], before[name]) for name in heads)
 
 
+@pytest.mark.slow
 def test_the_head_survives_save_and_load(target: Path, drafter: Path, home: Path) -> None:
     options = {"dtype": "float32", **FAST}
     with omnidraft.load(target, drafter, adapt="inline", **options) as model:
@@ -193,6 +195,7 @@ def test_the_head_survives_save_and_load(target: Path, drafter: Path, home: Path
     assert later.generate(PROMPTS[0], max_new_tokens=8).token_ids == alone(model, PROMPTS[0], 8)
 
 
+@pytest.mark.slow
 def test_a_head_alone_does_not_have_the_text_read_again(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

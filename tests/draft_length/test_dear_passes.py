@@ -73,6 +73,7 @@ class Loop:
         return self.tokens / self.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chance", [0.9, 0.7, 0.5])
 @pytest.mark.parametrize("cost", [of_rows, of_experts])
 @pytest.mark.parametrize("hybrid", [True, False])

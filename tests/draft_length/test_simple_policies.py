@@ -269,6 +269,7 @@ def test_a_draft_of_which_a_stop_string_keeps_nothing_was_a_draft() -> None:
     assert (record.draft, record.emitted, record.no_draft_reason) == ((), (), None)
 
 
+@pytest.mark.slow
 def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
     world = make_world("long", 0)
     engine = with_policy(world, Fixed(), "all", 0)

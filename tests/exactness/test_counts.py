@@ -168,6 +168,7 @@ def cases() -> Iterator[CountsCase]:
     yield CountsCase("full", 4, "never", length=3, tokens=2)
 
 
+@pytest.mark.slow
 def test_the_distribution_of_whole_requests_is_the_targets_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     events: Counter[str] = Counter()
     over = Guess.over
@@ -209,6 +210,7 @@ def request_ids(engine: Engine) -> list[int]:
     return list(engine._ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [False, True])
 def test_what_a_round_commits_is_counted_in_the_next(*, alone: bool) -> None:
     """And nothing else: a guess is that of the text alone."""

@@ -113,6 +113,7 @@ WAYS: dict[str, tuple[dict[str, object], Sampling]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafting, sampling = WAYS[way]

@@ -136,6 +136,7 @@ def assert_exact_in_a_random_world(data: st.DataObject, most: int) -> None:
     assert deviation(world, world.engine(cache, **drafting), 2, sampling) < EXACT
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.data())
 def test_random_vocabularies(data: st.DataObject) -> None:

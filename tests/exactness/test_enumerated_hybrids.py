@@ -60,5 +60,6 @@ def test_whole_runs_have_the_targets_distribution(shape: str, length: int) -> No
     assert again > 0
 
 
+@pytest.mark.slow
 def test_the_check_notices_a_state_that_is_not_that_of_the_text() -> None:
     assert max(deviation(make_world(shape, seed=1), Forgetting, 2)[0] for shape in SHAPES) > 0.01

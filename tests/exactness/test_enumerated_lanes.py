@@ -99,6 +99,7 @@ def expected(world: World) -> Distribution:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "k"), [(1, 1), (2, 2)])
 def test_lanes_in_turns_have_the_targets_joint_distribution(seed: int, k: int) -> None:
     world = make_world("tiny", seed)

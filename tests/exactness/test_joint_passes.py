@@ -254,6 +254,7 @@ def answers(model: NativeModel, edges: Sequence[int], count: int, **drafting: An
     return [found[edge] for edge in edges]
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_each_alone_wherever_a_cache_grows() -> None:
     """Of four at once, drafted from what followed before, at each step of their caches and at 6,000 tokens."""
     model = grown()

@@ -66,6 +66,7 @@ def test_a_text_that_the_drafter_cannot_read_is_decoded_without_it(mode: str) ->
 # ---------------------------------------------------------------- its distribution
 
 
+@pytest.mark.slow
 def test_paper_mode_is_not_exact() -> None:
     """Another negative control: Eq. 2 is only approximately right, and the harness must say so."""
     worst = {

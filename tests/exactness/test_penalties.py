@@ -53,6 +53,7 @@ def worst(sampling: Sampling) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["sampled", "cut", "greedy"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_first_tokens_have_the_targets_distribution(variant: str, way: str) -> None:
@@ -108,6 +109,7 @@ FAULTS: dict[str, tuple[Rewrite, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite, variant = FAULTS[name]

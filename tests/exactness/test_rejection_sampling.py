@@ -189,6 +189,7 @@ def test_a_block_is_never_worse_than_token_by_token(shape: str, active: str) -> 
     assert np.max(gains) > 1e-6
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data())
 def test_a_block_is_never_worse_in_a_random_world(data: st.DataObject) -> None:

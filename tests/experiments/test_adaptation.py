@@ -14,6 +14,7 @@ from omnidraft.distillation.losses import divergence
 from omnidraft.distillation.trainer import Trainer
 
 
+@pytest.mark.slow
 def test_losses_are_judged_by_what_they_leave_of_the_drafter(
     evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,6 +39,7 @@ def test_losses_are_judged_by_what_they_leave_of_the_drafter(
     assert text.count(" ± 0.") == len(some) - 1
 
 
+@pytest.mark.slow
 def test_chances_rise_with_what_is_learned(evaluation: Evaluation) -> None:
     """A drafter that learns an answer by heart has more of it accepted."""
     tests = evaluation.answers("gsm8k", tests=True)[:1]
@@ -53,6 +55,7 @@ def test_chances_rise_with_what_is_learned(evaluation: Evaluation) -> None:
     assert sampled > before[1] + 0.05
 
 
+@pytest.mark.slow
 def test_the_command(
     small: Path,
     tasks: Path,

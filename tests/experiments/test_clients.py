@@ -27,6 +27,7 @@ def test_what_is_tried(url: str, library: str, name: str) -> None:
     CLIENTS[library](url).run(name)
 
 
+@pytest.mark.slow
 def test_a_case_that_fails_is_told() -> None:
     assert clients.tried("openai", "chat", "http://127.0.0.1:9", None)
 

@@ -15,7 +15,7 @@ from experiments.judging import Text, quality
 from experiments.results import Results, Row
 from omnidraft.errors import ModelError
 from support.compilers import needs_the_8_bit_step
-from support.gguf_files import small_model, write
+from support.gguf_models import small_file
 from support.table_models import TableModel
 
 OTHER = """
@@ -35,9 +35,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
     (tmp_path / "other_library.py").write_text(OTHER, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    return write(tmp_path / "small.gguf", small_model())
+    return small_file(tmp_path / "small.gguf")
 
 
+@pytest.mark.slow
 def test_a_quick_run_without_the_extra(
     file: Path, drafter: Path, tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_quick_run_without_the_extra(
         assert error in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_library_has_a_process_of_its_own(file: Path) -> None:
     other = apart.Apart("other_library:Other", file, 64, 2)
     other.begin([5, 6, 7], 100, 0)
@@ -77,6 +79,7 @@ def test_another_library_has_a_process_of_its_own(file: Path) -> None:
     assert process != os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["other_library:None", "no_library:Other", "other_library", ""])
 def test_another_library_that_is_not_there(name: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))

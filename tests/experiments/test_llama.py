@@ -11,7 +11,7 @@ import pytest
 from experiments import llama
 from omnidraft.errors import ModelError
 from omnidraft.models.loading import load_model
-from support.gguf_files import small_model, write
+from support.gguf_models import small_file
 from support.table_models import TableModel
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return write(tmp_path / "small.gguf", small_model())
+    return small_file(tmp_path / "small.gguf")
 
 
 @pytest.mark.parametrize(("wrong", "end"), [(0, 30), (1, 30), (0, 20), (1, 20)])

@@ -86,6 +86,7 @@ def test_a_cache_sees_answers_round_by_round_where_they_are_drafted_for(evaluati
     assert caches[0].last_use.max() > len(answers) >= caches[1].last_use.max() > 0
 
 
+@pytest.mark.slow
 def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation) -> None:
     few = {"gsm8k": replace(evaluation.recipe.tasks["gsm8k"], test=1)}
     evaluation.recipe = replace(evaluation.recipe, new_tokens=32, tasks=few)

@@ -79,6 +79,7 @@ class Fickle:
         """Nothing to do."""
 
 
+@pytest.mark.slow
 def test_an_answer_that_differs_is_counted() -> None:
     row = serve.load_run(Fickle(), ["a", "b"], ["a", "b"], 1, 1)  # type: ignore[arg-type]
     assert row["lost"] == 1

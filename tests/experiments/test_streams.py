@@ -124,6 +124,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return given
 
 
+@pytest.mark.slow
 def test_a_quick_run_and_going_on(
     words: list[str],
     answers: list[tuple[int, int]],

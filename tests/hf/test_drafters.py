@@ -43,6 +43,7 @@ def test_a_drafter_is_attached_once(target: Path, drafter: Path, monkeypatch: py
     assert {id(each.adaptive.shared) for each in ready_drafters(model).values()} == {id(kept.adaptive.shared)}
 
 
+@pytest.mark.slow
 def test_what_is_kept_goes_with_the_model(target: Path, drafter: Path) -> None:
     model, twin = load(target), load(target)
     own = omnidraft.load(target, drafter, draft_length=4)
@@ -73,6 +74,7 @@ def test_a_model_that_changes_is_seen_as_it_is(target: Path, twin: PreTrainedMod
 # ---------------------------------------------------------------- drafters of every kind
 
 
+@pytest.mark.slow
 def test_drafters_of_every_kind(model: PreTrainedModel, target: Path, drafter: Path, rounds: list[Round]) -> None:
     expected = alone(model)
     tokenizer = AutoTokenizer.from_pretrained(drafter)
@@ -101,6 +103,7 @@ def test_drafters_of_every_kind(model: PreTrainedModel, target: Path, drafter: P
     assert torch.equal(helped(lost, drafter, ids=ids_of(model), omnidraft_tokenizer=own), expected)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_learns_elsewhere_is_shared(
     model: PreTrainedModel, target: Path, drafter: Path, tmp_path: Path
 ) -> None:

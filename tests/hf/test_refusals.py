@@ -109,7 +109,7 @@ def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, t
         helped(encoder, drafter, ids=torch.tensor([[3, 4]]))
     with pytest.raises(PromptError, match="token id 99999 is not in"):
         helped(model, drafter, ids=torch.tensor([[5, 99999]]))
-    with pytest.raises(PromptError, match="the prompt has"):
+    with pytest.raises(PromptError, match="the prompt is too long"):
         helped(model, drafter, ids=torch.full((1, 4097), 5))
     with pytest.raises(ConfigError, match="omnidraft_streamer is of type int"):
         helped(model, drafter, omnidraft_streamer=3)

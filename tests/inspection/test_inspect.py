@@ -29,8 +29,8 @@ from omnidraft.inspection.vocabularies import Language
 from omnidraft.models.language_model import NO_LIMIT, LanguageModel
 from omnidraft.models.loading import load_model, load_skeleton
 from omnidraft.models.transformers_model import TransformersModel, cache_argument
-from support import gguf_files
 from support.command_line import one_error
+from support.gguf_models import small_file
 from support.hybrids import hybrid
 from support.models import save_model
 from support.project_files import shared
@@ -192,7 +192,7 @@ def test_a_gguf_target_is_timed_in_the_precision_that_load_takes(
         return cost_model.time_passes(target, drafter)
 
     monkeypatch.setattr(report, "time_passes", times)
-    path = gguf_files.write(tmp_path / "model.gguf", gguf_files.small_model())
+    path = small_file(tmp_path / "model.gguf")
     found = look(path, drafter, time=True)
     assert found.works, found.reason
     assert found.target.memory is not None
@@ -409,7 +409,7 @@ def test_the_figures_of_two_published_tokenizers(capsys: Captured) -> None:
 def test_the_keys_of_a_gguf_file_are_listed_and_a_cut_one_is_refused_as_load_refuses_it(
     tmp_path: Path, capsys: Captured
 ) -> None:
-    path = gguf_files.write(tmp_path / "model.gguf", gguf_files.small_model())
+    path = small_file(tmp_path / "model.gguf")
     assert cli.main(["inspect", str(path), "--drafter", "zoo:drafter"]) == 0
     table = capsys.readouterr().out.split("keys of model.gguf, architecture qwen2")[1]
     groups = {row.split("│")[1].strip() for row in table.splitlines() if row.count("│") > 2} - {""}

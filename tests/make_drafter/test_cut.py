@@ -144,6 +144,7 @@ def trained(tokenizer: PreTrainedTokenizerBase, model: Any) -> tuple[Any, dict[s
     return drafter, spellings(tokenizer, kept)
 
 
+@pytest.mark.slow
 def test_a_new_drafter_begins_with_the_weights_of_a_trained_one(
     tokenizer: PreTrainedTokenizerBase, model: Any, trained: tuple[Any, dict[str, int]]
 ) -> None:

@@ -20,6 +20,7 @@ from omnidraft.make_drafter.teacher_text import write_text
 from omnidraft.models.loading import LoadedModel, load_model
 from support.texts import QUESTIONS
 
+pytestmark = pytest.mark.slow
 ENOUGH = Writing(text_tokens=500, batch_size=6, self_asked=0.5)
 
 

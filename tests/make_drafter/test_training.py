@@ -141,6 +141,7 @@ def test_every_example_is_in_one_batch_of_a_pass(teacher: LoadedModel) -> None:
     assert sorted(map(id, found)) == sorted(map(id, examples))
 
 
+@pytest.mark.slow
 def test_a_drafter_is_made_stopped_and_finished(teacher: LoadedModel, tmp_path: Path) -> None:
     said: list[str] = []
     write(teacher, tmp_path, 1, 20)

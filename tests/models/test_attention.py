@@ -16,7 +16,7 @@ from omnidraft.models.native.kv_cache import KVBlocks
 from omnidraft.models.native.model import NativeModel, NativeSequence, native_of
 from omnidraft.models.native.step import BLOCK, LANES, Rounded, Shape
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
-from support.compilers import needs_the_8_bit_step
+from support.compilers import compiled_with, looked_for_anew, needs_the_8_bit_step
 from support.halves import half_cache
 from support.models import build, refused
 
@@ -61,6 +61,7 @@ def both(kind: str) -> tuple[TransformersSequence, NativeSequence]:
     return slow, fast.new_sequence()
 
 
+@pytest.mark.slow
 @EVERY
 def test_it_is_near_a_reference_in_double_precision(kind: str) -> None:
     slow, fast = both(kind)
@@ -165,36 +166,27 @@ def test_blocks_are_taken_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts[1].forward(text[:5], 1).isfinite().all()
 
 
-@pytest.mark.usefixtures("home")
-def test_want_of_memory_is_named_and_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_want_of_memory_is_named_and_changes_nothing(tmp_path: Path) -> None:
     _, fast = both("all")
     text = ids(20)
     expected = fast.forward(text, 1)
     fast.crop(19)
     matrix, header = Rounded("it", torch.ones(3, 3)), tmp_path / "refuses.h"
     header.write_text("#include <stdlib.h>\n#define aligned_alloc(alignment, size) ((void)(size), (void *)0)\n")
-    with monkeypatch.context() as changed:
-        changed.setattr(native, "FLAGS", (("-march=native", "-include", str(header)),))
-        native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
+    with compiled_with("-include", str(header)):
         for model in (fast.forward, lambda *_: matrix(torch.ones(1, 3))):
             with refused(ModelError, "no memory", "1 tokens"):
                 model(text[19:], 1)
-    native._loaded.cache_clear()  # noqa: SLF001
     assert fast.length == 19
     assert torch.equal(fast.forward(text[19:], 1), expected)
     with refused(ModelError, "no memory", "1 tokens"):
         KVBlocks(Shape(1000, 1000, 1000, 100_000)).reserve(1)
 
 
-def test_a_library_of_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    native._loaded.cache_clear()  # noqa: SLF001
-    try:
-        for number in range(len(native.LAYOUT)):
-            other = (*native.LAYOUT[:number], native.LAYOUT[number] + 8, *native.LAYOUT[number + 1 :])
-            monkeypatch.setattr(native, "LAYOUT", other)
-            assert "layout" in str(native.unsupported_reason())
-            monkeypatch.undo()
-            native._loaded.cache_clear()  # noqa: SLF001
-        assert native.unsupported_reason() is None
-    finally:
-        native._loaded.cache_clear()  # noqa: SLF001
+@pytest.mark.parametrize("number", range(len(native.LAYOUT)))
+def test_a_library_of_another_layout_is_not_used(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = (*native.LAYOUT[:number], native.LAYOUT[number] + 8, *native.LAYOUT[number + 1 :])
+    monkeypatch.setattr(native, "LAYOUT", other)
+    looked_for_anew(monkeypatch)
+    assert "layout" in str(native.unsupported_reason())

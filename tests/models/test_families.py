@@ -1,13 +1,13 @@
 """Every family of the table: the native step gives the logits of `transformers`, and its rows do not depend on others.
 
 The models are small and random, with weights that 8 bits a row hold, so that what is left is the rounding of inputs and
-of keys and values.  One case a family; windows are of 8 tokens, and texts of 40.
+of keys and values.  Windows are of 8 tokens, and texts of 40.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,14 +22,14 @@ from omnidraft.models.families import BY_CLASS, FAMILIES, OTHERS, Family, Other
 from omnidraft.models.gguf.architectures import ARCHITECTURES
 from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
-from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel, NativeSequence, unsupported_reason
+from omnidraft.models.native.step import Rounded
 from omnidraft.models.safetensors_files import Tensors
 from omnidraft.models.transformers_model import TransformersModel, check_supported
-from support.compilers import needs_the_8_bit_step
+from support.compilers import compiled_with, needs_the_8_bit_step
 from support.drafts import SIZE, adversary, greedy, knowing, said_with
 from support.exact_models import HalfModel, exact_model, native_step, representable
-from support.gguf_models import MODELS, keys_of, model_of, tensors_of, write_file
+from support.gguf_models import MODELS, model_of, write_model
 from support.models import IDS, build
 
 WINDOW: dict[str, Any] = {"sliding_window": 8}
@@ -38,8 +38,9 @@ TWO_KINDS = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {
-    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+    **SCALED, "rope_type": "yarn",
     "beta_fast": 4.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
 LONGROPE = {
@@ -53,6 +54,32 @@ FACTORS = {
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # by class and more: model type, and what is not as in SMALL
     "LlamaForCausalLM": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "LlamaForCausalLM, tied": ("llama", {"tie_word_embeddings": True}),
+    "LlamaForCausalLM, one key head": ("llama", {"num_key_value_heads": 1}),
+    "LlamaForCausalLM, odd sizes": (
+        "llama",
+        {"hidden_size": 36, "intermediate_size": 50, "vocab_size": 97, "attention_bias": True},
+    ),
+    "LlamaForCausalLM, heads of another size": ("llama", {"head_dim": 16}),
+    "LlamaForCausalLM, a window that means nothing": ("llama", {**WINDOW, "layer_types": ["sliding_attention"] * 2}),
+    "LlamaForCausalLM, yarn": ("llama", {"rope_parameters": {**SCALED, "rope_type": "yarn"}}),
+    "LlamaForCausalLM, llama3": (
+        "llama",
+        {"rope_parameters": {**SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 2.0}},
+    ),
+    "LlamaForCausalLM, dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    "LlamaForCausalLM, longrope": (
+        "llama",
+        {
+            "rope_parameters": {
+                **SCALED, "rope_type": "longrope", "short_factor": [1.0, 1.5, 4.0, 32.0],
+                "long_factor": [1.0, 1.5, 4.0, 32.0], "attention_factor": 1.25,
+            },
+        },
+    ),
     "MistralForCausalLM": ("mistral", WINDOW),
     "MinistralForCausalLM": ("ministral", ALTERNATING),
     "Ministral3ForCausalLM": ("ministral3", {**WINDOW, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.3}}),
@@ -102,8 +129,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # by class and more: model typ
     ),
     "Exaone4ForCausalLM": ("exaone4", ALTERNATING),
 }  # fmt: skip
+FIRST = {name.split(",", maxsplit=1)[0]: name for name in reversed(CASES)}.values()  # one of each class
 ENDLESS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 EVERY = pytest.mark.parametrize("name", CASES)
+ONE_EACH = pytest.mark.parametrize("name", FIRST)
 SPREAD = 0.15  # of weights: with larger ones the attention is so sharp that a difference grows from layer to layer
 WITHIN = 2e-3  # of logits, of about 1 and up to 5
 
@@ -111,6 +140,14 @@ WITHIN = 2e-3  # of logits, of about 1 and up to 5
 @pytest.fixture(autouse=True)
 def _compiled() -> None:
     needs_the_8_bit_step()
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test runs with so many of them."""
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
 
 
 def source_of(name: str, spread: float = SPREAD, **changes: Any) -> TransformersModel:
@@ -165,6 +202,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
         text.crop(9)
     for part in (IDS[30:31], IDS[31:40]):  # what was cropped must leave no trace
         assert_close(fast.forward(part, 1), slow.forward(part, 1))
+    assert slow.length == fast.length == 19
 
 
 @EVERY
@@ -180,42 +218,56 @@ def test_the_input_of_the_head_is_that_of_transformers(name: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_row_does_not_depend_on_those_beside_it(name: str, threads: int) -> None:
+@pytest.mark.usefixtures("threads")
+def test_a_row_does_not_depend_on_those_beside_it(name: str) -> None:
+    text, ids = native_of(name).new_sequence(), (IDS * 3)[:85]
+    together = text.forward(ids, len(ids))
+    for sizes in ([1] * 85, [2, 3, 4, 5, 6, 7, 8, 9, 41], [64, 21]):
+        text.crop(0)
+        parts = [ids[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+        assert torch.equal(torch.cat([text.forward(part, len(part)) for part in parts]), together), sizes
+
+
+@EVERY
+@pytest.mark.usefixtures("threads")
+def test_texts_that_are_read_together_get_what_each_gets_alone(name: str) -> None:
+    """Of other lengths, with room for more in one cache than in another, and over several passes."""
     fast = native_of(name)
-    ids, others = (IDS * 3)[:85], (IDS * 8)[7:307]
-    torch.set_num_threads(threads)
-    try:
-        together = fast.new_sequence().forward(ids, len(ids))
-        for sizes in ([1] * 85, [2, 3, 4, 5, 6, 7, 8, 9, 41], [64, 21]):
-            text = fast.new_sequence()
-            parts = [ids[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
-            assert torch.equal(torch.cat([text.forward(part, len(part)) for part in parts]), together), sizes
-        pair = [fast.new_sequence() for _ in range(2)]
-        for text, start in zip(pair, (ids[:60], others), strict=True):
-            text.forward(start, 1)
-        both = fast.read([Read(pair[0], ids[60:], 25), Read(pair[1], ids[:9], 9)])
-        assert torch.equal(both[0], together[60:])
-    finally:
-        torch.set_num_threads(1)
+    starts = [(IDS * 9)[at : at + length] for at, length in enumerate((3, 300, 16, 1))]
+    rows, others = ([fast.new_sequence(hidden=True) for _ in starts] for _ in range(2))
+    for text, ids in zip([*rows, *others], [*starts, *starts], strict=True):
+        text.forward(ids, 1)
+    for turn in range(3):
+        texts = [(IDS * 4)[turn + at : turn + at + 1 + (at + turn) % 3 * (1 + 69 * (at == 3))] for at in range(4)]
+        keeps = [1 if turn == 0 else min(len(ids), turn + at) for at, ids in enumerate(texts)]
+        expected = [one.forward(ids, keep) for one, ids, keep in zip(others, texts, keeps, strict=True)]
+        found = fast.read([Read(*each) for each in zip(rows, texts, keeps, strict=True)])
+        assert all(map(torch.equal, found, expected))
+        assert [len(logits) for logits in found] == keeps
+        for one, other in zip(rows, others, strict=True):
+            assert one.length == other.length
+            assert one.hidden is not None
+            assert other.hidden is not None
+            assert torch.equal(one.hidden, other.hidden)
+            for text in (one, other):
+                text.crop(text.length - turn % 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", [("-DSPAN=4",), ("-DSPAN=8",), ("-DSPAN=16",), ("-DPLAIN",), ("-DPLAIN", "-DSPAN=4")], ids="".join
 )
-def test_other_processors_compute_the_same_bits(
-    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
+def test_other_processors_compute_the_same_bits(flags: tuple[str, ...]) -> None:
+    """Of every family, and of a matrix of many columns with a bias."""
     models = {name: native_of(name) for name in CASES}
     given = {name: model.new_sequence().forward(IDS, len(IDS)) for name, model in models.items()}
-    monkeypatch.setattr(step, "FLAGS", ((*flags, "-march=native"),))
-    step._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
-    try:
+    torch.manual_seed(0)
+    matrix, x = Rounded("it", torch.randn(37, 1030), torch.randn(37)), torch.randn(13, 1030)
+    products = matrix(x)
+    with compiled_with(*flags):
         for name, model in models.items():
             assert torch.equal(model.new_sequence().forward(IDS, len(IDS)), given[name]), name
-        assert list(home.rglob("*.so"))
-    finally:
-        step._loaded.cache_clear()  # noqa: SLF001
+        assert torch.equal(matrix(x), products)
 
 
 def switches(name: str) -> list[str]:
@@ -242,7 +294,7 @@ def test_each_switch_shows(name: str, switch: str, monkeypatch: pytest.MonkeyPat
     assert float((other - wanted).abs().max()) > 10 * WITHIN
 
 
-@EVERY
+@ONE_EACH
 def test_greedy_text_is_the_same_with_drafts_and_without(name: str) -> None:
     """Of a prompt longer than any window; drafts are right two times out of three, or never."""
     source = source_of(name, 0.2, vocab_size=SIZE, tie_word_embeddings=False)
@@ -257,7 +309,7 @@ def test_greedy_text_is_the_same_with_drafts_and_without(name: str) -> None:
         assert said_with(fast, drafter) == plain
 
 
-@EVERY
+@ONE_EACH
 def test_drafts_that_are_refused_at_any_place_leave_no_trace(name: str) -> None:
     """Rounds of up to 6 tokens of which the first, some or all are refused, and of one; to beyond a block."""
     fast, chance = native_of(name), random.Random(0)
@@ -298,8 +350,7 @@ NATIVE_FILES = [each for each in MODELS if any(each in family.architectures for 
 
 def file_of(path: Path, architecture: str) -> tuple[NativeSequence, TransformersModel]:
     """A text of a file's model in the native step, and the model that the file was made of."""
-    model = representable(model_of(architecture), SPREAD)
-    write_file(path, architecture, keys_of(model, architecture), tensors_of(model, architecture))
+    _, model = write_model(path, architecture, model=representable(model_of(architecture), SPREAD))
     loaded = load_model(path, "int8", verifies=True).lm
     assert isinstance(loaded, NativeModel)
     return loaded.new_sequence(), HalfModel(model)
@@ -326,6 +377,7 @@ def quantized(model: Any) -> Any:
     [
         (lambda: build("mixtral"), "family", "model_type", "MixtralForCausalLM has no native step, as its MLP"),
         (lambda: build("llama", hidden_act="relu"), "activation", "hidden_act", "its activation is relu"),
+        (lambda: build("llama", hidden_act="gelu"), "activation", "hidden_act", "its activation is gelu"),
         (lambda: build("gemma3_text", hidden_activation="gelu"), "activation", "hidden_activation", "gelu"),
         (lambda: build("llama", num_key_value_heads=3), "sizes", "num_key_value_heads", "4 heads cannot share"),
         (
@@ -368,6 +420,9 @@ def test_other_models_are_taken_by_transformers_or_refused_as_the_table_says(oth
 
 
 def test_a_rotation_that_is_not_known_is_named_with_its_kind_of_layer() -> None:
+    one = build("llama")
+    one.config.rope_parameters["rope_type"] = "spiral"
+    assert "type spiral" in str(unsupported_reason(one))
     model = build("gemma3_text", **ALTERNATING)
     model.config.rope_parameters["sliding_attention"]["rope_type"] = "proportional"
     found = unsupported_reason(model)

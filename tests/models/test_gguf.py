@@ -12,11 +12,10 @@ import torch
 
 import omnidraft
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models import gguf
 from omnidraft.models.gguf import conversion
 from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
 from omnidraft.storage import cache_folder, data_folder
-from support.gguf_files import TEMPLATE, small_model, write
+from support.gguf_models import TEMPLATE, small_file, small_model
 from support.models import afresh, close, refused
 from support.small_tokenizers import byte_level
 
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("gguf") / "small.gguf", small_model())
+    return small_file(tmp_path_factory.mktemp("gguf") / "small.gguf")
 
 
 def test_the_header_alone_gives_config_tokenizer_and_ends(file: Path, home: Path) -> None:
@@ -45,7 +44,7 @@ def test_a_file_computes_what_its_model_computes_and_is_converted_once(file: Pat
     loaded = load_model(file, "float32", "cpu", said.append)
     assert close(afresh(loaded.lm.model, [5, 6, 7]), afresh(small_model(), [5, 6, 7]))
     assert loaded.name == "small.gguf"
-    (kept,) = gguf.kept()
+    (kept,) = conversion.kept()
     assert "small.gguf is converted" in said[0]
     assert str(kept.folder) in said[0]
     before = (kept.folder / "model.safetensors").stat().st_mtime_ns
@@ -53,9 +52,9 @@ def test_a_file_computes_what_its_model_computes_and_is_converted_once(file: Pat
     assert len(said) == 1
     assert (kept.folder / "model.safetensors").stat().st_mtime_ns == before
     load_model(file, "bfloat16", "cpu", said.append)  # another dtype is another conversion
-    assert {each.name for each in gguf.kept()} == {"small.gguf in float32", "small.gguf in bfloat16"}
-    assert gguf.clear() > kept.size
-    assert gguf.kept() == []
+    assert {each.name for each in conversion.kept()} == {"small.gguf in float32", "small.gguf in bfloat16"}
+    assert conversion.clear() > kept.size
+    assert conversion.kept() == []
 
 
 def test_a_file_is_a_target(file: Path) -> None:
@@ -68,13 +67,13 @@ def test_a_file_is_a_target(file: Path) -> None:
 def test_the_conversion_used_longest_ago_goes_first(
     file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    older = gguf.converted(file, torch.float32, print)
+    older = conversion.converted(file, load_skeleton(file), torch.float32, print)
     os.utime(older, (0, 0))
-    monkeypatch.setattr(conversion, "KEPT_BYTES", gguf.kept()[0].size + 1000)
-    other = write(tmp_path / "other.gguf", small_model())
+    monkeypatch.setattr(conversion, "KEPT_BYTES", conversion.kept()[0].size + 1000)
+    other = small_file(tmp_path / "other.gguf")
     other.write_bytes(other.read_bytes() + b"\0" * 32)
-    newer = gguf.converted(other, torch.float32, print)
-    assert [each.folder for each in gguf.kept()] == [newer]
+    newer = conversion.converted(other, load_skeleton(other), torch.float32, print)
+    assert [each.folder for each in conversion.kept()] == [newer]
 
 
 def test_a_conversion_that_fails_leaves_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +82,8 @@ def test_a_conversion_that_fails_leaves_nothing(file: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(conversion, "read", full)
     with refused(ModelError, "small.gguf", "No space left"):
-        gguf.converted(file, torch.float32, print)
-    assert gguf.kept() == []
+        conversion.converted(file, load_skeleton(file), torch.float32, print)
+    assert conversion.kept() == []
     assert not list(cache_folder().rglob("*.part"))
 
 
@@ -93,7 +92,7 @@ def test_too_little_memory_is_refused_before_anything_is_written(file: Path, mon
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     with refused(ModelError, "of memory"):
         load_model(file, "float32")
-    assert gguf.kept() == []
+    assert conversion.kept() == []
 
 
 def test_without_the_gguf_package_the_message_names_the_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,42 +29,70 @@ from support.models import afresh, close, refused
 pytestmark = pytest.mark.usefixtures("home")
 TEXT = [(7 * i) % 90 + 3 for i in range(60)]
 EVERY = pytest.mark.parametrize("architecture", MODELS)
+OF_HEADS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 
 
 def test_every_supported_architecture_is_tested() -> None:
     assert set(MODELS) == set(ARCHITECTURES)
 
 
-@EVERY
-def test_a_file_is_the_model_that_it_was_made_of(architecture: str, tmp_path: Path) -> None:
-    path, model = write_model(tmp_path / "m.gguf", architecture)
+KINDS = ["sliding_attention", "full_attention"] * 2
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+NEAR = {"rope_type": "default", "rope_theta": 1e4}
+WINDOWS = {
+    "attention.sliding_window": 16, "attention.sliding_window_pattern": [True, False] * 2,
+    "rope.scaling.type": "linear", "rope.scaling.factor": 4.0,
+}  # fmt: skip
+NO_WINDOWS = {"attention.sliding_window": None, "attention.sliding_window_pattern": None}
+WINDOWED = {"layer_types": KINDS, "sliding_window": 16}
+ROWS = model_of("qwen2").config.vocab_size + 13  # of the vocabulary, beyond the tokens
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "changes"),
+    [
+        *[(name, {}, {}) for name in MODELS],
+        *[(name, {}, {"tie_word_embeddings": True}) for name in MODELS],  # no output matrix: it is the embedding
+        ("qwen2", {}, {"vocab_size": ROWS}),
+        ("phi3", {"attention.sliding_window": 8}, {"sliding_window": 8}),
+        ("exaone4", WINDOWS, {**WINDOWED, "rope_parameters": LINEAR}),  # layers without a window are not rotated
+        # where theirs is the only rotation that may be scaled
+        (
+            "olmo2",
+            WINDOWS,
+            {
+                **WINDOWED, "model_type": "olmo3",
+                "rope_parameters": {"sliding_attention": NEAR, "full_attention": LINEAR},
+            },
+        ),
+        ("gemma3", NO_WINDOWS | {"attention.sliding_window": 0}, {"layer_types": ["full_attention"] * 4}),
+        ("gemma3", NO_WINDOWS, {"layer_types": ["full_attention"] * 4}),
+    ],
+)  # fmt: skip
+def test_a_file_is_the_model_that_it_was_made_of(
+    architecture: str, keys: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    path, model = write_model(tmp_path / "m.gguf", architecture, keys, **changes)
     loaded = load_model(path, "float32", "cpu").lm
     expected = afresh(model, TEXT)
     assert close(afresh(loaded.model, TEXT), expected, 1e-5)
     assert close(loaded.new_sequence().forward(TEXT, 1)[0], expected[-1], 1e-5)
+    assert loaded.model.config.model_type == model.config.model_type
     assert set(load_skeleton(path).state_dict()) == set(model.state_dict())
 
 
 @EVERY
-def test_without_an_output_matrix_it_is_the_embedding(architecture: str, tmp_path: Path) -> None:
-    path, model = write_model(tmp_path / "m.gguf", architecture, tie_word_embeddings=True)
-    loaded = load_model(path, "float32", "cpu").lm
-    assert close(afresh(loaded.model, TEXT), afresh(model, TEXT), 1e-5)
-
-
-@EVERY
 def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(architecture: str, tmp_path: Path) -> None:
-    model = model_of(architecture)
-    keys, tensors = keys_of(model, architecture), tensors_of(model, architecture)
-    name = "blk.3.ffn_down.weight"
-    wrong = {
-        f"lacks the tensor {name}": {each: tensor for each, tensor in tensors.items() if each != name},
-        f"tensor {name} of shape (32, 40)": tensors | {name: tensors[name][:, :40].copy()},
-        "the tensor blk.1.attn_sinks.weight": tensors | {"blk.1.attn_sinks.weight": np.ones(4, np.float32)},
-        "the tensor blk.4.ffn_down.weight": tensors | {"blk.4.ffn_down.weight": tensors[name]},
+    model, name = model_of(architecture), "blk.3.ffn_down.weight"
+    tensor = tensors_of(model, architecture)[name]
+    wrong: dict[str, dict[str, Any]] = {
+        f"lacks the tensor {name}": {name: None},
+        f"tensor {name} of shape (32, 40)": {name: tensor[:, :40].copy()},
+        "the tensor blk.1.attn_sinks.weight": {"blk.1.attn_sinks.weight": np.ones(4, np.float32)},
+        "the tensor blk.4.ffn_down.weight": {"blk.4.ffn_down.weight": tensor},
     }
-    for said, found in wrong.items():
-        path = write_file(tmp_path / "m.gguf", architecture, keys, found)
+    for said, tensors in wrong.items():
+        path, _ = write_model(tmp_path / "m.gguf", architecture, tensors=tensors, model=model)
         with refused(ModelError, "m.gguf", said):
             load_skeleton(path)
 
@@ -87,67 +115,62 @@ def test_biases_that_no_layer_has_are_zero(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.mul_(not name.endswith(tuple(f"{part}.bias" for part in absent)))
-    keys, tensors = keys_of(model, architecture), tensors_of(model, architecture)
-    there = {name: tensor for name, tensor in tensors.items() if tensor.any()}
-    assert len(there) == len(tensors) - 4 * len(absent)
-    path = write_file(tmp_path / "m.gguf", architecture, keys, there)
+    biases = [name for name in tensors_of(model, architecture) if name.endswith(".bias")]
+    zero = [name for name in biases if not tensors_of(model, architecture)[name].any()]
+    assert len(zero) == 4 * len(absent)
+    path, _ = write_model(tmp_path / "m.gguf", architecture, tensors=dict.fromkeys(zero), model=model)
     assert close(afresh(load_model(path, "float32", "cpu").lm.model, TEXT), afresh(model, TEXT), 1e-5)
-    one = min(name for name in there if name.startswith("blk.2.") and name.endswith(".bias"))
-    write_file(path, architecture, keys, {name: tensor for name, tensor in there.items() if name != one})
+    one = min(name for name in biases if name.startswith("blk.2.") and name not in zero)
+    write_model(path, architecture, tensors=dict.fromkeys([*zero, one]), model=model)
     with pytest.raises(ModelError, match=f"lacks the tensor {one}"):
         load_skeleton(path)
 
 
+WRONG: list[tuple[str, Any]] = [
+    ("some.new_feature", 1),
+    ("attention.causal", False),
+    ("expert_count", 8),
+    ("attention.value_length", 6),
+    ("attention.head_count_kv", [2, 2, 1, 2]),
+    ("attention.head_count_kv", [2, 2, 2]),
+    ("attention.head_count", [4] * 5),
+    ("embedding_length", [32] * 4),
+    ("attention.sliding_window", [1024] * 4),
+    ("rope.scaling.type", "su"),
+    ("rope.dimension_count", 7),
+    ("embedding_length", 0),
+    ("attention.layer_norm_rms_epsilon", float("nan")),
+    ("attention.layer_norm_epsilon", float("nan")),
+]
+
+
 @EVERY
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("some.new_feature", 1),
-        ("attention.causal", False),
-        ("expert_count", 8),
-        ("attention.value_length", 6),
-        ("attention.head_count_kv", [2, 2, 1, 2]),
-        ("attention.head_count_kv", [2, 2, 2]),
-        ("attention.head_count", [4] * 5),
-        ("embedding_length", [32] * 4),
-        ("attention.sliding_window", [1024] * 4),
-        ("rope.scaling.type", "su"),
-        ("rope.dimension_count", 7),
-        ("embedding_length", 0),
-        ("attention.layer_norm_rms_epsilon", float("nan")),
-        ("attention.layer_norm_epsilon", float("nan")),
-    ],
-)
-def test_a_key_that_is_not_supported_is_named(architecture: str, key: str, value: object, tmp_path: Path) -> None:
+def test_a_key_that_is_not_supported_is_named(architecture: str, tmp_path: Path) -> None:
     model = model_of(architecture)
-    keys = keys_of(model, architecture)
-    if key.startswith("attention.layer_norm") and key not in keys:
-        pytest.skip("of the other kind of norm")
-    path = write_file(tmp_path / "m.gguf", architecture, keys | {key: value}, tensors_of(model, architecture))
-    with refused(ModelError, "m.gguf", f"{architecture}.{key} = "):
-        load_skeleton(path)
+    for key, value in WRONG:
+        if "layer_norm" not in key or key in keys_of(model, architecture):  # those are of the other kind of norm
+            path, _ = write_model(tmp_path / "m.gguf", architecture, {key: value}, model=model)
+            with refused(ModelError, "m.gguf", f"{architecture}.{key} = "):
+                load_skeleton(path)
 
 
 @EVERY
 def test_harmless_keys_and_equal_sizes_by_layer_are_taken(architecture: str, tmp_path: Path) -> None:
-    model = model_of(architecture)
-    keys = keys_of(model, architecture) | {
+    keys = {
         "vocab_size": 7, "tensor_data_layout": "as ever", "attention.causal": True, "expert_count": 0,
         "attention.head_count_kv": [2] * 4, "feed_forward_length": [48] * 4,
     }  # fmt: skip
     others = {"general.name": "It", "quantize.imatrix.file": "it.dat", "mine.block_count": 9}
-    path = write_file(tmp_path / "m.gguf", architecture, keys, tensors_of(model, architecture), others)
+    path, _ = write_model(tmp_path / "m.gguf", architecture, keys, others=others)
     assert load_skeleton(path).config.num_hidden_layers == 4
 
 
 @EVERY
-@pytest.mark.parametrize(
-    "key", ["context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"]
-)
-def test_a_key_that_is_missing_is_named(architecture: str, key: str, tmp_path: Path) -> None:
-    path, _ = write_model(tmp_path / "m.gguf", architecture, without=[key])
-    with refused(ModelError, f"lacks the key {architecture}.{key}"):
-        load_skeleton(path)
+def test_a_key_that_is_missing_is_named(architecture: str, tmp_path: Path) -> None:
+    for key in ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"):
+        path, _ = write_model(tmp_path / "m.gguf", architecture, {key: None})
+        with refused(ModelError, f"lacks the key {architecture}.{key}"):
+            load_skeleton(path)
 
 
 @pytest.mark.parametrize(
@@ -162,43 +185,24 @@ def test_windows_are_refused_where_they_bear_on_the_result(architecture: str, tm
         load_skeleton(path)
 
 
-@pytest.mark.parametrize("window", [None, 0])
-def test_gemma3_without_a_window_attends_to_everything(window: int | None, tmp_path: Path) -> None:
-    keys = keys_of(model := model_of("gemma3", layer_types=["full_attention"] * 4), "gemma3")
-    keys = {key: value for key, value in keys.items() if "sliding" not in key}
-    keys |= {} if window is None else {"attention.sliding_window": window}
-    path = write_file(tmp_path / "m.gguf", "gemma3", keys, tensors_of(model, "gemma3"))
-    assert close(afresh(load_model(path, "float32", "cpu").lm.model, TEXT), afresh(model, TEXT), 1e-5)
-
-
-def test_heads_of_another_size_are_refused_where_the_config_has_none(tmp_path: Path) -> None:
-    sizes = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 16)
-    path, _ = write_model(tmp_path / "m.gguf", "cohere2", sizes)
-    with pytest.raises(ModelError, match=r"cohere2\.attention\.key_length = 16 \(heads of 8 entries"):
-        load_skeleton(path)
-
-
 @pytest.mark.parametrize(
-    ("architecture", "key", "value"),
+    ("architecture", "keys", "said"),
     [
-        ("gemma2", "attention.sliding_window", 0),
-        ("gemma3", "rope.scaling.attn_factor", 1.5),
-        ("granite", "logit_scale", 0.0),
-        ("llama", "rope.freq_base", 0.0),
-        ("qwen2", "block_count", 2**24),
-        ("llama", "rope.dimension_count", 7),
-        ("qwen2", "attention.head_count", 3),
+        ("gemma2", {"attention.sliding_window": 0}, "attention.sliding_window"),
+        ("gemma3", {"rope.scaling.attn_factor": 1.5}, "rope.scaling.attn_factor"),
+        ("granite", {"logit_scale": 0.0}, "logit_scale"),
+        ("llama", {"rope.freq_base": 0.0}, "rope.freq_base"),
+        ("qwen2", {"block_count": 2**24}, "block_count"),
+        ("llama", {"rope.dimension_count": 7}, "rope.dimension_count"),
+        ("qwen2", {"attention.head_count": 3}, "attention.head_count"),
+        # where the config has no size of heads, and where they cannot be rotated
+        ("cohere2", dict.fromkeys(OF_HEADS, 16), "attention.key_length = 16 (heads of 8 entries"),
+        ("qwen3", dict.fromkeys(OF_HEADS[:2], 15), "attention.key_length = 15 (heads have 15 entries)"),
     ],
 )
-def test_values_that_no_model_has_are_named(architecture: str, key: str, value: float, tmp_path: Path) -> None:
-    path, _ = write_model(tmp_path / "m.gguf", architecture, {key: value})
-    with pytest.raises(ModelError, match=f"{architecture}.{key}"):
-        load_skeleton(path)
-
-
-def test_heads_of_a_size_that_cannot_be_rotated_are_named(tmp_path: Path) -> None:
-    path, _ = write_model(tmp_path / "m.gguf", "qwen3", {"attention.key_length": 15, "attention.value_length": 15})
-    with pytest.raises(ModelError, match=r"qwen3\.attention\.key_length = 15 \(heads have 15 entries\)"):
+def test_values_that_no_model_has_are_named(architecture: str, keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path, _ = write_model(tmp_path / "m.gguf", architecture, keys)
+    with refused(ModelError, f"{architecture}.{said}"):
         load_skeleton(path)
 
 
@@ -212,38 +216,6 @@ def test_keys_that_converters_write_for_a_whole_family_are_taken(tmp_path: Path)
     for architecture, keys in more.items():
         path, _ = write_model(tmp_path / f"{architecture}.gguf", architecture, keys)
         load_skeleton(path)
-
-
-def test_phi3_takes_its_window(tmp_path: Path) -> None:
-    path, model = write_model(tmp_path / "m.gguf", "phi3", {"attention.sliding_window": 8}, sliding_window=8)
-    assert close(afresh(load_model(path, "float32", "cpu").lm.model, TEXT), afresh(model, TEXT), 1e-5)
-
-
-@pytest.mark.parametrize(("architecture", "model_type"), [("exaone4", "exaone4"), ("olmo2", "olmo3")])
-def test_windows_are_taken_where_a_header_has_them(architecture: str, model_type: str, tmp_path: Path) -> None:
-    """Layers without one are not rotated in EXAONE 4; in OLMo 3 theirs is the only rotation that may be scaled."""
-    kinds = ["sliding_attention", "full_attention"] * 2
-    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
-    near = {"rope_type": "default", "rope_theta": 1e4}
-    rope = {"full_attention": rope, "sliding_attention": near} if model_type == "olmo3" else rope
-    changes = {"layer_types": kinds, "sliding_window": 16, "rope_parameters": rope}
-    keys = {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True, False] * 2}
-    keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
-    model = model_of(architecture, model_type, **changes)
-    path = write_file(
-        tmp_path / "m.gguf", architecture, keys_of(model, architecture) | keys, tensors_of(model, architecture)
-    )
-    loaded = load_model(path, "float32", "cpu").lm
-    assert loaded.model.config.model_type == model_type
-    assert close(afresh(loaded.model, TEXT), afresh(model, TEXT), 1e-5)
-
-
-def test_rows_of_the_vocabulary_beyond_the_tokens_are_taken(tmp_path: Path) -> None:
-    rows = model_of("qwen2").config.vocab_size + 13
-    path, model = write_model(tmp_path / "m.gguf", "qwen2", vocab_size=rows)
-    loaded = load_model(path, "float32", "cpu").lm
-    assert loaded.vocab_size == rows
-    assert close(afresh(loaded.model, TEXT), afresh(model, TEXT), 1e-5)
 
 
 def test_norms_are_shifted_before_they_are_rounded(tmp_path: Path) -> None:

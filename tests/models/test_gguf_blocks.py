@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models import gguf
 from omnidraft.models.families import BY_TYPE, FAMILIES
+from omnidraft.models.gguf import conversion
 from omnidraft.models.gguf import split_files as parts
+from omnidraft.models.gguf.native_weights import held_bytes
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import packed_matrices
 from omnidraft.models.native.model import NativeModel
@@ -33,7 +34,7 @@ def native_of(path: Path) -> NativeModel:
     model = load_model(path, "int8", say=said.append, verifies=True).lm
     assert isinstance(model, NativeModel)
     assert said == []
-    assert gguf.kept() == [], "nothing is converted"
+    assert conversion.kept() == [], "nothing is converted"
     return model
 
 
@@ -69,7 +70,7 @@ def test_the_logits_are_those_of_the_values_of_the_file(architecture: str, tied:
 )
 def test_the_bytes_that_it_takes_are_known_before(kinds: dict[str, str], tied: bool, tmp_path: Path) -> None:
     path = file_of(tmp_path / "m.gguf", kinds, tie_word_embeddings=tied)
-    assert gguf.held_bytes(path) == pytest.approx(native_of(path).nbytes, rel=0.03)
+    assert held_bytes(path) == pytest.approx(native_of(path).nbytes, rel=0.03)
 
 
 def test_the_header_is_let_go_of_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

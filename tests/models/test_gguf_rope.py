@@ -17,18 +17,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.loading import load_model, load_skeleton
 from omnidraft.models.native.model import NativeModel
 from support.compilers import needs_the_8_bit_step
-from support.gguf_models import (
-    BASE,
-    CONTEXT,
-    HEADERS,
-    ORIGINAL,
-    SIZE,
-    keys_of,
-    model_of,
-    rotated_file,
-    tensors_of,
-    write_file,
-)
+from support.gguf_models import BASE, CONTEXT, HEADERS, ORIGINAL, SIZE, model_of, rotated_file, write_model
 from support.models import afresh, close, refused
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -83,8 +72,7 @@ def test_llama_3s_factors_are_the_rotation_that_transformers_computes(tmp_path: 
     share = np.clip((ORIGINAL / waves - 1.0) / (4.0 - 1.0), 0, 1)
     factors = np.array(1 / ((1 - share) / 8.0 + share), np.float32)
     assert len(set(factors)) > 2
-    tensors = tensors_of(model, "llama") | {"rope_freqs.weight": factors}
-    path = write_file(tmp_path / "m.gguf", "llama", keys_of(model, "llama"), tensors)
+    path, _ = write_model(tmp_path / "m.gguf", "llama", tensors={"rope_freqs.weight": factors}, model=model)
     text = [(5 * i) % 90 + 3 for i in range(120)]
     expected = afresh(model, text)
     assert close(afresh(load_model(path, "float32", "cpu").lm.model, text), expected, 1e-4)
@@ -92,7 +80,7 @@ def test_llama_3s_factors_are_the_rotation_that_transformers_computes(tmp_path: 
     assert isinstance(int8, NativeModel)
     given = int8.new_sequence().forward(text, len(text))
     distance = (given.softmax(-1) - expected.softmax(-1)).abs().sum(-1).mean() / 2
-    without = write_file(tmp_path / "w.gguf", "llama", keys_of(model, "llama"), tensors_of(model, "llama"))
+    without, _ = write_model(tmp_path / "w.gguf", "llama", model=model)
     other = load_model(without, "int8", "cpu", verifies=True).lm.new_sequence().forward(text, len(text))
     assert distance < 0.1 < (other.softmax(-1) - expected.softmax(-1)).abs().sum(-1).mean() / 2
 

@@ -49,6 +49,7 @@ def test_tokens_spaces_and_flags_are_those_of_llama_cpp(name: str) -> None:
     assert differing(made.cases()[name], (*made.MARKED, *made.TEXTS), LLAMA["cases"][name]) == []
 
 
+@pytest.mark.slow
 def test_the_tokens_that_end_an_answer_are_those_of_llama_cpp() -> None:
     found = {name: sorted(end_tokens(metadata)) for name, metadata in made.ends().items()}
     assert found == LLAMA["ends"] | {ELEVEN: [2]}

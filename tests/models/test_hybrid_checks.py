@@ -66,6 +66,7 @@ def test_a_draft_may_be_rejected_anywhere(kind: str) -> None:
     assert decoding.again > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY)
 def test_states_after_many_rounds_are_those_of_a_fresh_pass(kind: str) -> None:
     model, draw = hybrid(kind), random.Random(1)

@@ -152,6 +152,7 @@ def test_names_of_other_architectures_stay(kind: str, tmp_path: Path) -> None:
     assert all(close(plain[name], ours[name], 2e-3) for name in plain)
 
 
+@pytest.mark.slow
 def test_a_copy_of_an_embedded_model_loads(tmp_path: Path) -> None:
     copy = tmp_path / "mine"
     shutil.copytree(zoo.path("drafter"), copy)

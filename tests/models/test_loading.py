@@ -198,6 +198,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         replace_in("config.json", model_type="ministral3", rope_parameters={"rope_type": "default"}),
         ("rope_parameters", "lack llama_4_scaling_beta", "ministral3"),
     ),
+    "of MLX": (
+        replace_in("config.json", quantization={"bits": 4}),
+        ("quantized by MLX", "a GGUF file"),
+    ),
+    "quantized anyhow": (
+        replace_in("config.json", quantization_config={"quant_method": "zork"}),
+        ("quantized by zork", "cannot be read here", "without quantization"),
+    ),
     "an image model": (overwrite("config.json", b'{"model_type": "vit"}'), ("'vit'", "no causal language model")),
     "half of bart": (overwrite("config.json", b'{"model_type": "bart"}'), ("'bart'", "an encoder-decoder")),
     "no weights": (remove("model.safetensors"), ("weights", "no file named model.safetensors")),
@@ -226,6 +234,9 @@ def test_a_damaged_folder(damage: str, folder: Path, calls: list[str]) -> None:
     change(folder)
     with refused(ModelError, *parts, str(folder)):
         load_model(folder)
+    if "quantized" in parts[0]:
+        with refused(ModelError, *parts):
+            loading.load_skeleton(folder)
     assert calls == []
 
 

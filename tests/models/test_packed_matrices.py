@@ -13,12 +13,11 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.native import packed_matrices
-from omnidraft.models.native import step as native
 from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed, Stored, quantized_q5_1
 from omnidraft.models.native.step import Norm, Products, Rounded
 from support.blocks import HALVES, Raw, blocks, filled, values
-from support.compilers import needs_the_8_bit_step
-from support.models import one_line
+from support.compilers import compiled_with, needs_the_8_bit_step
+from support.models import refused
 
 EVERY = pytest.mark.parametrize("kind", GGML_TYPES, ids=[QUANTIZATIONS[kind][0] for kind in GGML_TYPES])
 X86 = platform.machine() in {"x86_64", "AMD64"}
@@ -133,9 +132,9 @@ def test_a_row_does_not_depend_on_those_beside_it(kind: int) -> None:
     assert torch.equal(matrix(x), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
-@pytest.mark.usefixtures("home")
-def test_each_processor_gets_the_same_bits(way: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_processor_gets_the_same_bits(way: tuple[str, ...]) -> None:
     matrices = {kind: packed(kind, 37, 768) for kind in GGML_TYPES}
     largest = [
         Packed(stored(kind, filled(kind, 9, 768, byte), 768)) for kind in GGML_TYPES for byte in (0, 0x7F, 0x80, 0xFF)
@@ -144,16 +143,11 @@ def test_each_processor_gets_the_same_bits(way: tuple[str, ...], monkeypatch: py
     x[3, 5] = x[4, 700] = 300
     x[5], x[6], x[7, ::2] = 1, -1, 1
     given = [matrix(x) for matrix in (*matrices.values(), *largest)]
-    monkeypatch.setattr(native, "FLAGS", (("-march=native", *way),))
-    native._loaded.cache_clear()  # noqa: SLF001  compiled with these flags from now on
-    try:
-        assert native.unsupported_reason() is None
+    with compiled_with(*way):
         for number, (matrix, wanted) in enumerate(zip((*matrices.values(), *largest), given, strict=True)):
             assert torch.equal(matrix(x), wanted), number
         for kind, matrix in matrices.items():
             assert torch.equal(packed(kind, 37, 768).rows(range(37)), matrix.rows(range(37)))
-    finally:
-        native._loaded.cache_clear()  # noqa: SLF001
 
 
 @pytest.mark.usefixtures("three_threads")
@@ -207,9 +201,8 @@ def test_what_is_no_number_is_refused(kind: int, value: float) -> None:
         elif name != "F32":
             broken = np.array([value], np.float16).view(np.uint8)
         raw[17, -1, at : at + len(broken)] = broken
-        with pytest.raises(ModelError, match="NaN or infinite") as error:
+        with refused(ModelError, "ffn_down", "NaN or infinite"):
             Packed(stored(kind, raw.reshape(20, -1), 512))
-        one_line(error, "ffn_down")
 
 
 @EVERY

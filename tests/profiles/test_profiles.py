@@ -245,6 +245,7 @@ def test_setting_a_profile_aside_keeps_its_bytes_and_the_claim(file: ProfileFile
 # ------------------------------------------------------------ two processes
 
 
+@pytest.mark.slow
 def test_one_process_saves_and_others_read(file: ProfileFile) -> None:
     with saving_process(file.path, number=0, pause=600) as process:
         assert process.stdout is not None
@@ -261,6 +262,7 @@ def test_one_process_saves_and_others_read(file: ProfileFile) -> None:
     assert number_of(file.load(KEY)) == 2
 
 
+@pytest.mark.slow
 def test_a_reader_never_sees_half_of_a_save(file: ProfileFile) -> None:
     with saving_process(file.path, number=0, pause=0) as process:
         assert process.stdout is not None

@@ -37,6 +37,7 @@ def test_bookkeeping(
     assert all(1 < int(line.split(" rounds")[0].split()[-1]) <= 20 for line in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["step", "swap", "together"])
 def test_parts_of_the_drafter(part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if part in {"step", "together"}:

@@ -20,6 +20,7 @@ def test_the_page_lists_the_options_of_load() -> None:
     assert len(page.rows()) <= MOST
 
 
+@pytest.mark.slow
 @pytest.mark.snippet
 @pytest.mark.usefixtures("home")
 def test_the_settings_of_experiments_are_given_as_the_page_of_the_paper_says(

@@ -40,6 +40,7 @@ def test_python(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.snippet
 @pytest.mark.usefixtures("home")
 def test_chat_and_serve(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

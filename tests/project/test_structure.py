@@ -171,6 +171,7 @@ def test_the_contributing_page_lists_the_same_floors() -> None:
     assert listed == [set(re.findall(r"\w+", layer)) for layer in reversed(layers["layers"])]
 
 
+@pytest.mark.slow
 def test_no_module_parses_the_text_of_an_error() -> None:
     assert {module: found for module, text in source().items() if (found := parsed_errors(text))} == {}
 
@@ -209,6 +210,7 @@ def test_start_up_loads_no_model_library(module: str) -> None:
     assert modules.isdisjoint({"torch", "transformers"})
 
 
+@pytest.mark.slow
 def test_every_file_of_the_package_is_shipped_but_models_for_tests(tmp_path: Path) -> None:
     source = ROOT / "src"
     assert (source / PACKAGE / "py.typed").is_file()
@@ -276,6 +278,7 @@ def test_a_library_loaded_at_start_up_is_found(tmp_path: Path) -> None:
     assert {PACKAGE, "torch"} <= loaded_by("import omnidraft", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_file_left_out_of_the_wheel_is_found(tmp_path: Path) -> None:
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     model = tmp_path / "project" / "src" / PACKAGE / "zoo" / "models" / "general"

@@ -53,6 +53,7 @@ def built(project: Path, kind: str, *, objects: bool) -> tuple[str, dict[str, st
         return name, {each: wheel.read(each).decode() for each in wheel.namelist() if each.endswith(".so")}
 
 
+@pytest.mark.slow
 def test_objects_are_made_where_they_are_asked_for(project: Path) -> None:
     name, found = built(project, "wheel", objects=True)
     assert name.endswith("-py3-none-manylinux_2_28_x86_64.whl")

@@ -22,7 +22,8 @@ from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.demo import smollm2 as download
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf import converted
+from omnidraft.models.gguf.conversion import converted
+from omnidraft.models.loading import load_skeleton
 from support.compilers import needs_the_8_bit_step
 from support.remembering import Remembering
 from support.serving import At, serving, user
@@ -64,7 +65,7 @@ def model(smollm2: Path, home: None) -> OmniDraft:  # noqa: ARG001
 
 
 def test_greedy_answers_are_those_of_generate(smollm2: Path, home: None) -> None:  # noqa: ARG001
-    folder = converted(smollm2, torch.bfloat16, print)  # what 8 bits are made from, too: the file is converted once
+    folder = converted(smollm2, load_skeleton(smollm2), torch.bfloat16, print)
     model, accepted = omnidraft.load(folder, DRAFTER, dtype="float32", profile=None, draft_length=4), 0
     for question in QUESTIONS:
         answer = model.generate([{"role": "user", "content": question}], max_new_tokens=24, temperature=0.0)

@@ -137,6 +137,7 @@ def test_large_requests_are_refused_by_length_and_by_what_comes(guarded: At) -> 
     assert guarded.post("/tokenize", {"content": "x"}, headers=headers).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", ["Content-Length: 9", "Transfer-Encoding: chunked"])
 def test_requests_that_come_too_slowly_are_ended(guarded: At, length: str) -> None:
     head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n{length}\r\n"
@@ -186,6 +187,7 @@ def test_connections_that_say_little_keep_no_other_out(
         assert not any(map(ended, silent[-8:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [b"", HEAD, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET"])
 def test_connections_that_say_little_are_ended_in_time(chat: Path, said: bytes) -> None:
     with serving([chat], None, {"draft_length": 0}, body_timeout_s=0.5) as at, connected(at, 3, said) as silent:

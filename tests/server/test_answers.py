@@ -46,6 +46,7 @@ def streamed(at: At, path: str, body: dict[str, Any]) -> dict[int, str]:
 # ---------------------------------------------------------------- several answers
 
 
+@pytest.mark.slow
 def test_answers_differ_by_their_seeds(plain: At) -> None:
     asked = {"messages": user(QUESTION), "max_tokens": 12, **DRAWN}
     found = plain.post(CHATS, asked | {"n": 4}).json()
@@ -71,6 +72,7 @@ def test_greedy_answers_are_made_once(plain: At) -> None:
     assert streamed(plain, CHATS, asked) == dict(enumerate(texts))
 
 
+@pytest.mark.slow
 def test_the_likeliest_of_several(plain: At) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 10, "logprobs": 0, **DRAWN}
     four = plain.post(TEXTS, asked | {"n": 4}).json()["choices"]
@@ -197,6 +199,7 @@ def test_the_last_message_goes_on(plain: At, alone: OmniDraft) -> None:
 # ---------------------------------------------------------------- what is drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "own"),
     [
@@ -354,6 +357,7 @@ def test_a_form_or_a_call_follows_reasoning(alone: OmniDraft, form: ResponseForm
 # ---------------------------------------------------------------- drafting
 
 
+@pytest.mark.slow
 def test_a_request_says_how_it_is_drafted(server: At) -> None:
     asked = {"max_tokens": 24, "temperature": 0}
     drafted = server.chat(**asked).json()
@@ -381,6 +385,7 @@ def test_a_server_without_drafts_says_so(plain: At) -> None:
     assert last["omnidraft"]["drafting"]
 
 
+@pytest.mark.slow
 def test_a_drafter_that_cannot_be_loaded_is_named(chat: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with serving([chat], tmp_path, lanes=1) as at:
@@ -389,6 +394,7 @@ def test_a_drafter_that_cannot_be_loaded_is_named(chat: Path, tmp_path: Path) ->
         assert found["omnidraft"]["drafting"].startswith("the drafter failed to load: ")
 
 
+@pytest.mark.slow
 def test_sources_of_content_are_not_those_of_the_reasoning_before_it(model: OmniDraft) -> None:
     """Marks and calls between them are told otherwise, or not at all."""
     said = "<think>Six by four.</think>\n\nThat is 24."

@@ -189,20 +189,20 @@ def test_another_type_is_refused(server: At) -> None:
 
 
 def test_keys_that_no_template_is_handed_are_named() -> None:
-    message = {"role": "assistant", "content": "x", "parsed": {"a": 1}, "createdAt": 5, "opts": {}}
+    message = {"role": "assistant", "content": "x", "parsed": {"a": 1}, "createdAt": 5, "~": {}}
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}}}
     tool = {"type": "function", "function": {"name": "f", "return": {"type": "string"}}, "display": "F"}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     received = read({"messages": [*user("x"), message, called], "tools": [tool]}, Chat)
     assert set(received.ignored) == {
-        *("messages[1].parsed", "messages[1].createdAt", "messages[1].opts"),
+        *("messages[1].parsed", "messages[1].createdAt", "messages[1].~"),
         *("messages[2].tool_calls[0].function.parsed_arguments", "tools[0].function.return", "tools[0].display"),
     }
     with pytest.raises(ApiError) as raised:
         read({"messages": [{"role": "user", "contents": "x"}]}, Chat)
     assert raised.value.param == "messages[0].contents"
     with pytest.raises(ApiError) as raised:
-        read({"messages": [message | {"opts": {}}, {"role": "user", "content": 5}]}, Chat)
+        read({"messages": [message | {"~": 1}, {"role": "user", "content": 5}]}, Chat)
     assert raised.value.param == "messages[1].content"
 
 

@@ -15,6 +15,7 @@ from support.serving import At
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", "docs/serve.md"])
 def test_the_client_is_shown_as_it_works(
     server: At, model: OmniDraft, name: str, capsys: pytest.CaptureFixture[str]

@@ -78,6 +78,7 @@ def streamed(at: At, **body: Any) -> Iterator[Iterator[str]]:
         yield lines
 
 
+@pytest.mark.slow
 def test_answers_of_many_at_once_are_those_of_each_alone(server: At, model: OmniDraft) -> None:
     prompts = [f"Question: Ann has {n} bags of {n + 2} nuts. How many nuts has she?\nAnswer:" for n in range(8)]
     alone = [model.generate(user(prompt), max_new_tokens=24, temperature=0).text for prompt in prompts]
@@ -177,6 +178,7 @@ def test_a_client_that_goes_away_while_its_prompt_is_read_frees_its_lane(
     assert narrow.chat(temperature=0).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_stalls_nobody(chat: Path, rounds: Rounds) -> None:
     with serving([chat], lanes=2, max_tokens=150) as at:
         slow = socket.socket()
@@ -272,6 +274,7 @@ def test_a_failure_of_the_models_ends_all_requests(chat: Path, rounds: Rounds, m
         assert events(lines)[-1]["error"]["code"] == "failed"
 
 
+@pytest.mark.slow
 def test_caches_are_held_to_their_limit(chat: Path) -> None:
     with serving([chat], lanes=3, max_cache_mb=0, max_tokens=64) as at:
         with ThreadPoolExecutor(3) as pool:
@@ -298,6 +301,7 @@ def test_a_trace_says_where_tokens_come_from(server: At) -> None:
     assert "omnidraft" not in server.chat().json()
 
 
+@pytest.mark.slow
 def test_counted_tokens_are_drafted_ones_in_the_figures(chat: Path) -> None:
     text = user("Say it again and again: one pen, two pens, three pens, four pens. " * 6)
     with serving([chat], None, {"draft_length": 4}) as at:
@@ -364,6 +368,7 @@ def again(at: At, talk: list[dict[str, str]]) -> tuple[int, int]:
     return found["cache_n"], found["prompt_n"]
 
 
+@pytest.mark.slow
 def test_the_conversation_used_longest_ago_is_forgotten(chat: Path) -> None:
     with serving([chat], options={"draft_length": 0}, lanes=2) as at:
         first, second = (answered(at, f"{name} has 3 pens.")[0] for name in ("Ann", "Bob"))
@@ -375,6 +380,7 @@ def test_the_conversation_used_longest_ago_is_forgotten(chat: Path) -> None:
         assert held < new
 
 
+@pytest.mark.slow
 def test_a_common_beginning_costs_no_conversation(chat: Path) -> None:
     system = "You count things, and say how many there are. " * 8
     with serving([chat], options={"draft_length": 0}, lanes=3) as at:
@@ -385,6 +391,7 @@ def test_a_common_beginning_costs_no_conversation(chat: Path) -> None:
         assert [again(at, talk)[1] < 30 for talk in reversed(talks)] == [True, True, False]
 
 
+@pytest.mark.slow
 def test_requests_wait_for_the_memory_that_they_may_need(chat: Path, rounds: Rounds) -> None:
     long: dict[str, Any] = {**LONG, "max_tokens": 900}  # may come to more than half of what there is
     with serving([chat], None, {"draft_length": 0}, lanes=3, max_cache_mb=30, max_tokens=900) as at:

@@ -42,6 +42,7 @@ def test_a_greedy_chat_is_that_of_openais_api(server: At, client: ollama.Client,
     assert pieces[-1].eval_count == made.eval_count
 
 
+@pytest.mark.slow
 def test_a_prompt_is_a_users_words_unless_it_is_raw(server: At, client: ollama.Client) -> None:
     made = client.generate(model="chat", prompt=QUESTION, system="Be short.", options=OPTIONS)
     messages = [{"role": "system", "content": "Be short."}, *user(QUESTION)]
@@ -53,6 +54,7 @@ def test_a_prompt_is_a_users_words_unless_it_is_raw(server: At, client: ollama.C
     assert "".join(each.response or "" for each in pieces) == made.response
 
 
+@pytest.mark.slow
 def test_answers_follow_a_format(client: ollama.Client) -> None:
     options = OPTIONS | {"num_predict": 100}
     for form in ("json", SCHEMA):

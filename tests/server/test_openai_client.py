@@ -145,6 +145,7 @@ def test_a_tool_is_called_where_it_must_be(server: At, stream: bool) -> None:
     assert set(json.loads(call.function.arguments)) == {"pens", "sure"}
 
 
+@pytest.mark.slow
 def test_responses_whole_and_streamed(server: At, model: OmniDraft) -> None:
     asked: dict[str, Any] = {"model": "chat", "input": QUESTION, "temperature": 0, "max_output_tokens": 40}
     whole = server.client.responses.create(**asked)

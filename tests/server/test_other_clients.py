@@ -38,6 +38,7 @@ def answers(model: OmniDraft) -> tuple[str, str]:
     return first, model.generate(talk, max_new_tokens=TOKENS, temperature=0).text
 
 
+@pytest.mark.slow
 def test_llm_holds_a_conversation(
     server: At, model: OmniDraft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +55,7 @@ def test_llm_holds_a_conversation(
     assert tuple(found) == answers(model)
 
 
+@pytest.mark.slow
 def test_langchain_holds_a_conversation(server: At, model: OmniDraft) -> None:
     langchain: Any = pytest.importorskip("langchain_openai")
     options = {"model": "chat", "temperature": 0, "max_tokens": TOKENS, "max_retries": 0, "api_key": "none"}

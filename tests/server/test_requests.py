@@ -170,6 +170,7 @@ def test_an_unknown_parameter_is_refused_everywhere(server: At, path: str) -> No
     assert refused.json()["error"]["param"] == "colour"
 
 
+@pytest.mark.slow
 def test_what_no_encoding_has_and_what_is_deep_breaks_nothing(server: At) -> None:
     bad = "\ud800"
     cases = [
@@ -292,6 +293,7 @@ ALLOWED = (GenerationMode.POSITIVE, (not_a_server_error,))
 OTHERS = (GenerationMode.NEGATIVE, (not_a_server_error, negative_data_rejection))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "checks"), [ALLOWED, OTHERS], ids=["allowed", "others"])
 def test_the_servers_own_schema_finds_no_error(brief: At, mode: GenerationMode, checks: Sequence[Any]) -> None:
     """What the schema allows is no error of the server's, and what it does not allow is refused."""
@@ -371,6 +373,7 @@ def mangled(rng: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
         yield path, json.dumps(body).encode()
 
 
+@pytest.mark.slow
 def test_malformed_requests_are_no_error_of_the_server(brief: At, monkeypatch: pytest.MonkeyPatch) -> None:
     reached: Counter[str] = Counter()  # what mangled requests came to, refused there or not
 

@@ -48,6 +48,7 @@ def complete(at: At, **body: Any) -> httpx.Response:
     return at.post("/v1/completions", {"prompt": QUESTION, "max_tokens": 12, "temperature": 0} | body)
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_saved_while_requests_come(target: Path, drafter: Path, tmp_path: Path) -> None:
     profile = tmp_path / "profile"
     with serving([target], drafter, LEARNS | {"profile": profile}, save_every_s=0.1) as at:
@@ -71,6 +72,7 @@ def test_what_is_learned_is_saved_at_the_end(target: Path, drafter: Path, tmp_pa
     assert profile.exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_no_answer(
     target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_full_disk_ends_no_answer(
         until(profile.exists)
 
 
+@pytest.mark.slow
 def test_targets_share_one_drafter_and_have_a_profile_each(target: Path, chat: Path, drafter: Path, home: Path) -> None:
     with serving([target, chat], drafter, LEARNS | {"profile": "auto"}, save_every_s=0.1) as at:
         for name in ("target", "chat", "target"):
@@ -166,6 +169,7 @@ def streamed(at: At, tokens: int) -> Iterator[Iterator[str]]:
         yield lines
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_answers_and_saves_profiles(chat: Path, drafter: Path, tmp_path: Path) -> None:
     profile = tmp_path / "profile"
 
@@ -185,6 +189,7 @@ def test_a_second_interrupt_ends_answers_and_saves_profiles(chat: Path, drafter:
     assert profile.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [2, 1])
 def test_an_end_waits_for_no_prompt_to_be_read(chat: Path, monkeypatch: pytest.MonkeyPatch, signals: int) -> None:
     """At a second interrupt, and after the time that open answers get."""

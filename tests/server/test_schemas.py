@@ -394,6 +394,7 @@ def test_a_grammar_may_refer_to_its_beginning(tokens: Any, model: OmniDraft, tho
 # ---------------------------------------------------------------- on the server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n", "schema": BASE}}]
 )

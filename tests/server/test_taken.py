@@ -208,6 +208,7 @@ def test_what_leaves_one_token_is_greedy(plain: At, asked: dict[str, Any]) -> No
     assert {json.loads(text)["choices"][0]["message"]["content"] for text in found} == {greedy}
 
 
+@pytest.mark.slow
 def test_a_seed_of_minus_one_is_any_seed(plain: At) -> None:
     asked = {"temperature": 3.0, "max_tokens": 8}
     for seed, same in (({"seed": -1}, False), ({}, False), ({"seed": -2}, True), ({"seed": 1}, True)):

@@ -21,6 +21,7 @@ SCHEMA = {
 PROMPT = "Question: Tim has 4 boxes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"top_p": 0.1}, {"min_p": 0.9}, {"top_k": 1}], ids=str)
 def test_what_cuts_leaves_a_grammar_its_tokens(plain: At, change: dict[str, Any]) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}

@@ -63,6 +63,7 @@ def drafting(answer: Mapping[str, Any]) -> list[Any]:
     return [timings[name] for name in ("cache_n", "prompt_n", "draft_n", "draft_n_accepted")] + [own["tokens_per_pass"]]
 
 
+@pytest.mark.slow
 def test_a_memory_holds_the_answers_of_its_user_alone(
     chat: Path, model: OmniDraft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_memory_holds_the_answers_of_its_user_alone(
         assert served[0].model.memory is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "reuse_answers"), [(None, "memory"), (SMALL, "memory"), (SMALL, "request")])
 def test_an_answer_is_made_for_a_new_user_as_if_nobody_had_asked(
     chat: Path, monkeypatch: pytest.MonkeyPatch, drafter: str | None, reuse_answers: str
@@ -94,6 +96,7 @@ def test_an_answer_is_made_for_a_new_user_as_if_nobody_had_asked(
             assert more[-1] > first[-1], "one's own answer is counted"
 
 
+@pytest.mark.slow
 def test_without_keys_all_that_give_no_name_are_one_user(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with shown(monkeypatch, chat, drafter=None, api_key=None) as (at, served):
         first = drafting(asked(at, 0, PROMPTS[0]))

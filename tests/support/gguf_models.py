@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from omnidraft.models.gguf.header import QUANTIZATIONS
+from omnidraft.models.gguf.token_kinds import CONTROL, NORMAL
 from support.blocks import blocks
-from support.gguf_files import merges
 from support.small_tokenizers import byte_level
 
 writer = pytest.importorskip("gguf", reason="the gguf package is not installed")
 Keys = Mapping[str, Any]
+TEMPLATE = "{% for message in messages %}<s>{{ message['content'] }}</s>{% endfor %}"
 RMS, PLAIN_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 PAIRED = ("llama", "mistral3", "granite", "smollm3")  # rows of queries and keys are stored as pairs
 SHIFTED = ("gemma", "gemma2", "gemma3")  # norms are stored plus 1
@@ -241,10 +244,9 @@ def write_file(
     Tensors of `kinds` are bytes of blocks.
     """
     out = writer.GGUFWriter(path, architecture)
-    for name, value in ({f"{architecture}.{key}": value for key, value in keys.items()} | dict(others or {})).items():
-        _add(out, name, value)
-    if vocabulary:
-        _add_tokenizer(out)
+    own = {f"{architecture}.{key}": value for key, value in keys.items()}
+    for name, value in {**(tokenizer_keys() if vocabulary else {}), **own, **(others or {})}.items():
+        add_key(out, name, value)
     for name, tensor in tensors.items():
         kind = None if kinds is None or name not in kinds else writer.GGMLQuantizationType(kinds[name])
         out.add_tensor(name, tensor, raw_dtype=kind)
@@ -256,13 +258,36 @@ def write_file(
 
 
 def write_model(
-    path: Path, architecture: str, keys: Keys | None = None, without: Iterable[str] = (), **changes: Any
+    path: Path,
+    architecture: str,
+    keys: Keys | None = None,
+    tensors: Mapping[str, np.ndarray[Any, Any] | None] | None = None,
+    *,
+    model: PreTrainedModel | None = None,
+    others: Keys | None = None,
+    kinds: Mapping[str, int] | None = None,
+    **changes: Any,
 ) -> tuple[Path, PreTrainedModel]:
-    """A random model of an architecture as a file, with these keys beside its own, and without some."""
-    model = model_of(architecture, **changes)
+    """This model, or a random one, of an architecture as a file, with these keys and tensors beside its own.
+
+    One that is None is left out.
+    """
+    model = model or model_of(architecture, **changes)
     given = keys_of(model, architecture) | dict(keys or {})
-    given = {key: value for key, value in given.items() if key not in set(without)}
-    return write_file(path, architecture, given, tensors_of(model, architecture)), model
+    held = tensors_of(model, architecture) | dict(tensors or {})
+    given = {name: value for name, value in given.items() if value is not None}
+    kept = {name: tensor for name, tensor in held.items() if tensor is not None}
+    return write_file(path, architecture, given, kept, others, kinds=kinds), model
+
+
+def small_file(path: Path) -> Path:
+    """A chat model whose answers end with two tokens: the one that the header names, and </s>."""
+    ends = {"tokenizer.ggml.eos_token_id": byte_level().token_to_id("<unk>"), "tokenizer.chat_template": TEMPLATE}
+    return write_model(path, "qwen2", others={"general.name": "Small", **ends}, model=small_model())[0]
+
+
+def small_model() -> PreTrainedModel:
+    return model_of("qwen2", num_hidden_layers=2, max_position_embeddings=128, tie_word_embeddings=True)
 
 
 def file_of(
@@ -290,10 +315,9 @@ def file_of(
 def rotated_file(path: Path, header: Mapping[str, Any], architecture: str = "llama") -> Path:
     """The model `llama` with a rotation of `HEADERS`."""
     changes: dict[str, Any] = {} if architecture == "llama" else {"head_dim": SIZE}
-    model = model_of(architecture, **changes)
-    keys = keys_of(model, architecture) | PLAIN | {key: value for key, value in header.items() if key not in NAMES}
+    keys = PLAIN | {key: value for key, value in header.items() if key not in NAMES}
     factors = {NAMES[key]: np.array(value, np.float32) for key, value in header.items() if key in NAMES}
-    return write_file(path, architecture, keys, tensors_of(model, architecture) | factors)
+    return write_model(path, architecture, keys, factors, **changes)[0]
 
 
 def _paired(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -303,27 +327,29 @@ def _paired(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     return rows[order]
 
 
-def _add(out: Any, name: str, value: Any) -> None:
-    if isinstance(value, bool):
-        out.add_bool(name, value)
-    elif isinstance(value, int):
-        out.add_uint32(name, value)
-    elif isinstance(value, float):
-        out.add_float32(name, value)
-    elif isinstance(value, str):
-        out.add_string(name, value)
-    else:
+def add_key(out: Any, name: str, value: Any) -> None:
+    """Add a key of the type that converters give such a value."""
+    if isinstance(value, list | tuple):
         out.add_array(name, list(value))
+    else:
+        kinds = {bool: out.add_bool, int: out.add_uint32, float: out.add_float32, str: out.add_string}
+        kinds[type(value)](name, value)
 
 
-def _add_tokenizer(out: Any) -> None:
+@cache
+def tokenizer_keys() -> Keys:
+    """The tokenizer `byte_level`."""
     tokenizer = byte_level()
     vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("gpt-2")
-    out.add_token_list([token for token, _ in vocab])
-    out.add_token_types([3 if token in special else 1 for token, _ in vocab])
-    out.add_token_merges([" ".join(pair) for pair in merges(tokenizer)])
-    out.add_bos_token_id(tokenizer.token_to_id("<s>"))
-    out.add_eos_token_id(tokenizer.token_to_id("</s>"))
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    keys = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": [token for token, _ in vocab],
+        "token_type": [CONTROL if token in special else NORMAL for token, _ in vocab],
+        "merges": [" ".join(pair) for pair in merges],
+        "bos_token_id": tokenizer.token_to_id("<s>"),
+        "eos_token_id": tokenizer.token_to_id("</s>"),
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}

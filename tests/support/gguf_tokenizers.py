@@ -180,17 +180,12 @@ def write_header(path: Path, metadata: Mapping[str, Any]) -> Path:
     """A GGUF file of a header alone."""
     import gguf
 
+    from support.gguf_models import add_key
+
     out = gguf.GGUFWriter(path, metadata["general.architecture"])
     for key, value in metadata.items():
-        match value:
-            case list():
-                out.add_array(key, value)
-            case bool():
-                out.add_bool(key, value)
-            case int():
-                out.add_uint32(key, value)
-            case str() if key != "general.architecture":
-                out.add_string(key, value)
+        if key != "general.architecture":
+            add_key(out, key, value)
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.close()

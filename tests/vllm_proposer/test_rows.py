@@ -52,6 +52,7 @@ def make(drafting: Drafting | None = None, **options: Any) -> Batch:
     return Batch(Rows(remote(), drafting, **settings), drafting.longest)
 
 
+@pytest.mark.slow
 def test_what_a_row_gets_does_not_depend_on_the_others() -> None:
     requests = asked()
     make().run(requests)

@@ -20,11 +20,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--clear", action="store_true", help="remove all of it")
     flags.add(parser, "--json")
     options = parser.read(arguments)
-    from omnidraft.models import gguf
+    from omnidraft.models.gguf import conversion
 
     if options.clear:
-        flags.say(f"freed {gguf.clear() / 1e6:.0f} MB")
-    entries = gguf.kept()
+        flags.say(f"freed {conversion.clear() / 1e6:.0f} MB")
+    entries = conversion.kept()
     if options.json:
         converted = [{"name": each.name, "bytes": each.size, "used": _date(each.used)} for each in entries]
         print(json.dumps({"folder": str(cache_folder()), "converted": converted}))

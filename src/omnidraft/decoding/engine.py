@@ -69,7 +69,7 @@ class Request(Pace):
     processing: Processing
     draw: Sampler
     lazy: bool  # the caller's processors may keep state: each is to see only ids that stay
-    logprobs: int | None = None  # where set, records hold log-probabilities, and of so many tokens at each place
+    logprobs: int | None = None  # where set, records hold log-probabilities, and of this many tokens at each place
     # of the prompt's tokens but the first, where they are asked for: then each part is read with all its logits
     scores: list[TokenLogprobs] | None = None
     extras: Extras = NOTHING_ELSE

@@ -28,8 +28,8 @@ from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.trie_walk import STOP, Walk
 
 Proposer = Callable[[AttachedDrafter, int, float, Sampler, DraftLengthPolicy], Passes[Draft]]
-"""Drafts up to so many tokens at the drafter's temperature, as far as the policy goes, and reads target tokens in them;
-the `Draft` knows how to verify them."""
+"""Drafts at most a number of tokens at a temperature, as far as the policy goes, and reads target tokens in them; the
+`Draft` knows how to verify them."""
 
 
 def make_proposer(attached: AttachedDrafter, eos: Collection[int], drafting: Drafting) -> Proposer | None:

@@ -13,7 +13,9 @@ from omnidraft.errors import ModelError
 from omnidraft.inspection.implementation import REFUSED, StepReport, step_of
 from omnidraft.inspection.vocabularies import Language, Vocabulary, vocabulary
 from omnidraft.models.families import BY_CLASS
-from omnidraft.models.gguf import KeyReport, held_bytes, is_gguf, read_keys
+from omnidraft.models.gguf.config import is_gguf, read_keys
+from omnidraft.models.gguf.keys import KeyReport
+from omnidraft.models.gguf.native_weights import held_bytes
 from omnidraft.models.language_model import NO_LIMIT
 from omnidraft.models.loading import choose_device, choose_precision, load_skeleton, load_tokenizer, locate
 from omnidraft.models.native import step as native

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from omnidraft.models.loading import LoadedModel
 
-HELD_OUT = 50  # one conversation of so many is never trained on
+HELD_OUT = 50  # one conversation in 50 is never trained on
 MINUTES = 10  # between two checkpoints
 Say = Callable[[str], None]
 

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models import gguf
-from omnidraft.models.gguf.config import SUFFIX
+from omnidraft.models.gguf import conversion
+from omnidraft.models.gguf import tokenizer as gguf_tokenizer
+from omnidraft.models.gguf.config import SUFFIX, is_gguf, load_config, model_tensors
+from omnidraft.models.gguf.native_weights import weights_of
 from omnidraft.models.gguf.not_gguf import is_pointer, pointer_fault
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel
-from omnidraft.models.safetensors_files import Tensors, check_weights, in_8_bits
+from omnidraft.models.safetensors_files import Tensors, holds_weights, in_8_bits
 from omnidraft.models.transformers_model import (
     SUPPORTED,
     PretrainedModel,
@@ -83,8 +85,8 @@ def load_model(
     skeleton: Any = load_skeleton(name)  # checked before gigabytes of weights are read
     chosen, reason = dtype, "asked for"
     if chosen == "auto":
-        chosen, reason = choose_precision(place, skeleton, rounds=verifies and gguf.is_gguf(source))
-        slow = slow_path(skeleton, place, chosen, of_file=gguf.is_gguf(source)) if verifies else None
+        chosen, reason = choose_precision(place, skeleton, rounds=verifies and is_gguf(source))
+        slow = slow_path(skeleton, place, chosen, of_file=is_gguf(source)) if verifies else None
         if slow is not None:
             say(f"target {shown} {slow}")
     ours = chosen in step.PRECISIONS
@@ -92,12 +94,12 @@ def load_model(
         raise ModelError(f"model {source!r} cannot be used in {chosen}, as {unsupported}: use dtype='auto'")
     tokenizer = _tokenizer(source, local)  # of a file, not of its conversion, where `transformers` would change it
     _end_turns(skeleton, tokenizer)
-    if gguf.is_gguf(source) and (freed := gguf.remove_old()):
+    if is_gguf(source) and (freed := conversion.remove_old()):
         say(f"removed conversions of GGUF files that were not used for 30 days ({freed / 1e6:.0f} MB)")
     if ours:
         return LoadedModel(_native_model(skeleton, source, local), tokenizer, shown, reason)
-    if gguf.is_gguf(source):
-        source = str(gguf.converted(Path(source), getattr(torch, chosen), say))
+    if is_gguf(source):
+        source = str(conversion.converted(Path(source), skeleton, getattr(torch, chosen), say))
     model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
     _end_turns(model, tokenizer)
     lm = TransformersModel(model)
@@ -108,8 +110,8 @@ def load_model(
 
 def _native_model(skeleton: PreTrainedModel, source: str, local: bool) -> NativeModel:
     """The model with weights as they are in a GGUF file, or those of safetensors in 8 bits."""
-    if gguf.is_gguf(source):
-        return NativeModel(skeleton, gguf.weights_of(Path(source), skeleton))
+    if is_gguf(source):
+        return NativeModel(skeleton, weights_of(Path(source), skeleton))
     with _reading("weights", source, local), Tensors(source, local) as weights:
         _check_read(source, set(weights) - set(skeleton.state_dict()))
         return NativeModel(skeleton, weights)
@@ -177,13 +179,14 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     generation = None
-    if gguf.is_gguf(source):
-        config, generation = gguf.load_config(Path(source))
+    if is_gguf(source):
+        config, generation = load_config(Path(source))
     else:
         if local:
             _check_no_adapter(Path(source))
         with _reading("config.json", source, local):
             config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+            _check_quantizer(config, source)
     # checked before a class is chosen: of some encoder-decoders the decoder alone would be loaded
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
@@ -194,20 +197,37 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
         skeleton: PreTrainedModel = auto.from_config(config)
     check_supported(skeleton)
     if generation is not None:
-        gguf.model_tensors(Path(source), skeleton)
+        model_tensors(Path(source), skeleton)
         skeleton.generation_config = generation
         return skeleton
-    if local:
-        with _reading("weights", source, local):
-            names = check_weights(Path(source))
+    if local and holds_weights(Path(source)):
+        with _reading("weights", source, local), Tensors(source, local) as weights:
+            unread = set(weights) - set(skeleton.state_dict())
         # of other models, and without the prefix, transformers may rename tensors
-        if native_model.unsupported_reason(skeleton) is None and not in_8_bits(Path(source)):
-            unread = names - set(skeleton.state_dict())
+        if native_model.unsupported_reason(skeleton) is None:
             _check_read(source, {name for name in unread if name.startswith("model.")})
     absent = () if (Path(source) / "generation_config.json").exists() else (OSError,)  # optional
     with _reading("generation_config.json", source, local), suppress(*absent):
         skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)
     return skeleton
+
+
+def _check_quantizer(config: Any, source: str) -> None:
+    """Raise ModelError for weights in a format that `transformers` cannot read on this machine."""
+    given = getattr(config, "quantization_config", getattr(config, "quantization", None))
+    if given is None:
+        return
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    method = (given.get("quant_method") if isinstance(given, dict) else given.quant_method) or "MLX"  # names none
+    try:
+        AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None, weights_only=True)
+    except Exception as error:  # of a package that is not installed, or of anything in the config
+        reason = textwrap.shorten(str(error), 200, placeholder=" ...")
+        raise ModelError(
+            f"the weights of model {source!r} are quantized by {method}, which cannot be read here ({reason}): use a "
+            "GGUF file of the model, or its weights without quantization"
+        ) from error
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -218,8 +238,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 def _tokenizer(source: str, local: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    if gguf.is_gguf(source):
-        return gguf.load_tokenizer(Path(source))
+    if is_gguf(source):
+        return gguf_tokenizer.load_tokenizer(Path(source))
     with _reading("tokenizer.json", source, local):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, local_files_only=local, trust_remote_code=False
@@ -283,7 +303,7 @@ def locate(name: str | Path) -> tuple[str, bool]:
     folder = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
     if str(name) and folder.is_dir():  # an empty name would be the working directory
         return str(folder), True
-    if gguf.is_gguf(name):
+    if is_gguf(name):
         return str(folder), True
     of_file = folder.exists() or folder.suffix.lower() == SUFFIX
     if isinstance(name, Path) or of_file or not HUB_ID.fullmatch(name):

@@ -17,7 +17,6 @@ from omnidraft.models.gguf.not_gguf import is_pointer, pointer_fault
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREFIX, HEAD = "model.", "lm_head."  # of the names of all tensors but the head's; those saved of a base model lack it
 BASE = "embed_tokens.weight"  # by which these are known: other architectures have names of their own
-LENGTH = 8  # bytes at the beginning of a safetensors file, with the length of its header
 
 
 def in_8_bits(folder: Path) -> bool:
@@ -25,48 +24,15 @@ def in_8_bits(folder: Path) -> bool:
     return (folder / int8_format.FILE).is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX))
 
 
-def check_weights(folder: Path) -> set[str]:
-    """The names of a folder's tensors, if any, by its files' headers; raises ModelError for one cut or missing."""
-    paths = [folder / SINGLE] if (folder / SINGLE).is_file() else []
-    if not paths and (folder / INDEX).is_file():
-        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        paths = [folder / name for name in sorted(set(names))]
-    elif not paths and (folder / int8_format.FILE).is_file():
-        paths = [folder / int8_format.FILE]
-    found: set[str] = set()
-    for path in paths:
-        if not path.is_file():
-            raise ModelError(
-                f"weights {str(path)!r} are missing, which {INDEX} names: get the complete files of the model"
-            )
-        if is_pointer(path):
-            raise ModelError(pointer_fault(str(path)))
-        found |= _names(path)
-    return found
-
-
-def _names(path: Path) -> set[str]:
-    """The names of a safetensors file's tensors; raises ModelError where its header does not fit its size."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(LENGTH), "little")
-        fault = f"its header goes on where the file ends, at byte {size}"
-        if 0 <= length <= size - LENGTH:
-            try:
-                entries = {name: each for name, each in json.loads(file.read(length)).items() if name != "__metadata__"}
-                end = LENGTH + length + max((each["data_offsets"][1] for each in entries.values()), default=0)
-                if end == size:
-                    return set(entries)
-                fault = f"its tensors end at byte {end}, and the file has {size}"
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-                fault = "its header cannot be read"
-    raise ModelError(f"weights {str(path)!r} are damaged, as {fault}: get the complete file")
+def holds_weights(folder: Path) -> bool:
+    """True if a folder has safetensors files, or one that names them."""
+    return any((folder / name).is_file() for name in (SINGLE, INDEX, int8_format.FILE))
 
 
 class Tensors(Mapping[str, torch.Tensor]):
     """Tensors by name, of a folder or a hub id, those of a file in 8 bits as the float32 that they stand for.
 
-    Raises OSError where it has no safetensors files, ModelError for scales that are missing or damaged.
+    Raises OSError where it has no safetensors files, ModelError for files, or scales, that are missing or damaged.
     """
 
     def __init__(self, source: str, local: bool) -> None:
@@ -77,11 +43,9 @@ class Tensors(Mapping[str, torch.Tensor]):
         self._source, self._local = source, local
 
     def __enter__(self) -> Self:
-        from safetensors import safe_open
-
         try:
             for path in self._paths():
-                file = self._stack.enter_context(safe_open(path, framework="pt"))
+                file = self._stack.enter_context(_opened(path))
                 self._files |= dict.fromkeys(file.keys(), file)
                 if Path(path).name == int8_format.FILE:
                     self._set_scales_apart((file.metadata() or {}).get("format"))
@@ -104,8 +68,7 @@ class Tensors(Mapping[str, torch.Tensor]):
             self._files.pop(name)
 
     def _paths(self) -> list[str]:
-        single = self._path(SINGLE)
-        if single is not None:
+        if (single := self._path(SINGLE)) is not None:
             return [single]
         index = self._path(INDEX)
         if index is None and (in_8_bits := self._path(int8_format.FILE)) is not None:
@@ -115,7 +78,9 @@ class Tensors(Mapping[str, torch.Tensor]):
         names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
         found = {name: self._path(name) for name in names}
         if missing := [name for name, path in found.items() if path is None]:
-            raise FileNotFoundError(f"{missing[0]} is not there")
+            raise ModelError(
+                f"weights {missing[0]!r} are missing, which {INDEX} names: get the complete files of the model"
+            )
         return [path for path in found.values() if path is not None]
 
     def _path(self, name: str) -> str | None:
@@ -144,3 +109,14 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+
+def _opened(path: str) -> Any:
+    """An open safetensors file; raises ModelError where its header does not fit its size, or it is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, ValueError) as error:
+        damaged = f"weights {path!r} are damaged ({error}): get the complete file"
+        raise ModelError(pointer_fault(path) if is_pointer(Path(path)) else damaged) from error

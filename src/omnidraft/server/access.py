@@ -93,7 +93,7 @@ class Guard:
         return ApiError(413, self._too_large) if length.isdigit() and int(length) > self._limit else None
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> ApiError | None:
-        """Why a request is refused, if it is; else the key that it brings is noted in the scope."""
+        """Why a request is refused, if it is; else its key is noted in the scope."""
         path: str = scope["path"]
         host = headers.get("host", "")
         name, _ = _address(f"//{host}")

@@ -11,7 +11,7 @@ from omnidraft.server import protocol_base as base
 from omnidraft.server.schemas import whole
 
 
-class ToolUse(base.Body):
+class ToolUse(base.Inner):
     """A call that the model made before."""
 
     type: Literal["tool_use"]
@@ -20,14 +20,14 @@ class ToolUse(base.Body):
     input: dict[str, Any]
 
 
-class Thinking(base.Body):
+class Thinking(base.Inner):
     """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
 
 
-class TextBlock(base.Body):
+class TextBlock(base.Inner):
     """Text."""
 
     type: Literal["text"]
@@ -41,7 +41,7 @@ Texts = Annotated[
 ]
 
 
-class ToolResult(base.Body):
+class ToolResult(base.Inner):
     """The result of a tool call."""
 
     type: Literal["tool_result"]
@@ -60,7 +60,7 @@ Block = Annotated[
 ]
 
 
-class Message(base.Body):
+class Message(base.Inner):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -70,7 +70,7 @@ class Message(base.Body):
     ]
 
 
-class Tool(base.Body):
+class Tool(base.Inner):
     """A tool that the client runs."""
 
     type: Literal["custom"] = "custom"

@@ -93,9 +93,16 @@ def read(raw: Any, kind: type[BodyT]) -> Received[BodyT]:
 
 def _stray(error: Mapping[str, Any]) -> list[str | int]:
     """The place of a key that nothing here reads, within a list of messages, items or tools; empty for other faults."""
-    place = [part for part in error["loc"] if isinstance(part, int) or not part.startswith("~")]
+    place = _place(error)
     within = len(place) > 2 and place[0] in ("messages", "input", "tools")
     return place if within and error["type"] == "extra_forbidden" else []
+
+
+def _place(error: Mapping[str, Any]) -> list[str | int]:
+    """Where a fault is in a body: without the tags of unions, which begin with ~ as an unknown key may, too."""
+    place = error["loc"]
+    known = len(place) - (error["type"] == "extra_forbidden")
+    return [part for n, part in enumerate(place) if n >= known or isinstance(part, int) or not part.startswith("~")]
 
 
 def _path(place: Sequence[str | int]) -> str:
@@ -104,7 +111,7 @@ def _path(place: Sequence[str | int]) -> str:
     for part in place:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith("~"):  # a tag of a union, which is no part of the body
+        else:
             path += f".{part[:MAX_SHOWN]}" if path else part[:MAX_SHOWN]
     return path
 
@@ -155,7 +162,7 @@ def _parsed(data: bytes) -> Any:
 def _refusal(error: Mapping[str, Any]) -> ApiError:
     """The 400 for the first thing that is wrong in a body."""
     kind, value = error["type"], error["input"]
-    path = _path(error["loc"])
+    path = _path(_place(error))
     if kind in NAMED and isinstance(value, dict):
         path = f"{path}.{NAMED[kind]}"
         kind, value = (kind, value[NAMED[kind]]) if NAMED[kind] in value else ("missing", value)

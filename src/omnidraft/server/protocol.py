@@ -14,6 +14,7 @@ from omnidraft.server.protocol_base import (
     OF_KIND,
     Body,
     Formed,
+    Inner,
     JsonSchema,
     Length,
     ObjectFormat,
@@ -33,14 +34,14 @@ from omnidraft.server.schemas import encodable
 # ---------------------------------------------------------------- chat
 
 
-class TextPart(Body):
+class TextPart(Inner):
     """Text of a message, the only kind of content there is."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class RefusalPart(Body):
+class RefusalPart(Inner):
     """Text of an answer that refused."""
 
     type: Literal["refusal"]
@@ -59,14 +60,14 @@ Arguments = Annotated[
 ]
 
 
-class CalledFunction(Body):
+class CalledFunction(Inner):
     """A function and its arguments in JSON."""
 
     name: str
     arguments: Arguments = "{}"
 
 
-class ToolCall(Body):
+class ToolCall(Inner):
     """A call that the model made before."""
 
     id: str | None = None
@@ -74,7 +75,7 @@ class ToolCall(Body):
     function: CalledFunction
 
 
-class Said(Body):
+class Said(Inner):
     """A message of rules or of a user; `name` goes to the chat template, if it has a place for it."""
 
     role: Literal["system", "developer", "user"]
@@ -82,7 +83,7 @@ class Said(Body):
     name: str | None = None
 
 
-class AssistantMessage(Body):
+class AssistantMessage(Inner):
     """An earlier answer of the model; its reasoning goes to the chat template, if it has a place for it."""
 
     role: Literal["assistant"]
@@ -94,7 +95,7 @@ class AssistantMessage(Body):
     tool_calls: list[ToolCall] | None = None
 
 
-class ToolResult(Body):
+class ToolResult(Inner):
     """The result of a function call."""
 
     role: Literal["tool"]
@@ -114,7 +115,7 @@ Message = Annotated[
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]  # as long as Anthropic's and MCP's may be
 
 
-class FunctionSchema(Body):
+class FunctionSchema(Inner):
     """A function that the model may call."""
 
     name: FunctionName
@@ -123,7 +124,7 @@ class FunctionSchema(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(Inner):
     """A tool, which is a function."""
 
     type: Literal["function"] = "function"
@@ -250,7 +251,7 @@ class CompletionRequest(Formed):
 # ---------------------------------------------------------------- responses
 
 
-class MessageItem(Body):
+class MessageItem(Inner):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -259,7 +260,7 @@ class MessageItem(Body):
     name: str | None = None
 
 
-class CallItem(Body):
+class CallItem(Inner):
     """A function call of an earlier response."""
 
     type: Literal["function_call"]
@@ -268,7 +269,7 @@ class CallItem(Body):
     arguments: Arguments
 
 
-class OutputItem(Body):
+class OutputItem(Inner):
     """The result of a function call."""
 
     type: Literal["function_call_output"]

@@ -38,6 +38,12 @@ class Body(BaseModel):
     )
 
 
+class Inner(Body):
+    """Base of messages, items, tools and their parts, whose unknown keys `bodies.read` ignores."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+
+
 Stop = Annotated[
     Annotated[str, Tag("~string")]
     | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16), Tag("~list")],

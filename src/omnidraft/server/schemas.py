@@ -131,7 +131,7 @@ class _Closing:
     def _grow(self, count: int) -> None:
         self._count += count
         if self._count > MAX_PARTS:
-            raise ConfigError(f"the schema comes to more than {MAX_PARTS} parts: make it smaller")
+            raise ConfigError(f"the schema has more than {MAX_PARTS} parts: make it smaller")
 
     def check_ends(self) -> None:
         """Raise ConfigError where the schema, or one that it refers to, needs itself and so has no end."""

@@ -12,6 +12,13 @@ from support.browser import Page, chromium
 from support.fake_server import FakeServer
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here waits for a browser."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the browser saves files."""

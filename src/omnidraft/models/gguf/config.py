@@ -75,14 +75,3 @@ def model_tensors(path: Path, skeleton: PreTrainedModel) -> list[Source]:
         header = read_header(path)
         shapes = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
         return sources(header, describe(header), shapes)
-
-
-def make_skeleton(path: Path) -> PreTrainedModel:
-    """The file's model on the meta device, without its weights."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
-    with reading(path), torch.device("meta"):
-        skeleton: PreTrainedModel = auto.from_config(load_config(path)[0])
-        return skeleton

@@ -14,18 +14,23 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf.config import load_config, make_skeleton, model_tensors
+from omnidraft.models.gguf.config import model_tensors
 from omnidraft.models.gguf.file_errors import reading, writing
 from omnidraft.models.gguf.split_files import read_header
 from omnidraft.models.gguf.tensors import Source, read
 from omnidraft.models.gguf.tokenizer import load_tokenizer
 from omnidraft.storage import cache_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FORMAT = 3  # of conversions; raised by each change to what one holds
 KEPT_BYTES = 64 * 2**30  # of all conversions together; the one used longest ago is removed first
@@ -45,10 +50,11 @@ class Kept:
     used: float  # seconds since the epoch
 
 
-def converted(path: Path, dtype: torch.dtype, say: Callable[[str], None]) -> Path:
+def converted(path: Path, skeleton: PreTrainedModel, dtype: torch.dtype, say: Callable[[str], None]) -> Path:
     """The folder of a file's model in safetensors of a dtype, made where the cache has none.
 
-    `say` is told of a conversion before it begins.  Raises ModelError, also where disk or memory is too small.
+    `skeleton` is the model without weights.  `say` is told of a conversion before it begins.  Raises ModelError, also
+    where disk or memory is too small.
     """
     from filelock import FileLock
 
@@ -61,13 +67,11 @@ def converted(path: Path, dtype: torch.dtype, say: Callable[[str], None]) -> Pat
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{folder.name}.lock"):
             if not folder.is_dir():
-                skeleton = make_skeleton(path)
-                tensors = model_tensors(path, skeleton)
                 _check_room(path, skeleton.num_parameters() * dtype.itemsize, cache)
                 say(f"{path.name} is converted to safetensors once, kept in {folder} (see `omnidraft cache`)")
-                _convert(path, tensors, type(skeleton).__name__, dtype, folder)
+                _convert(path, skeleton, dtype, folder)
             os.utime(folder)
-    _bound(spared=folder)
+    remove_old(spared=folder)
     return folder
 
 
@@ -81,11 +85,13 @@ def kept() -> list[Kept]:
     return sorted(found, key=lambda each: -each.used)
 
 
-def remove_old() -> int:
-    """Remove the conversions that were not used for KEPT_SECONDS, where that can be done; returns the bytes freed."""
-    freed = 0
-    for each in kept():
-        if OWN.fullmatch(each.folder.name) and time.time() - each.used > KEPT_SECONDS:
+def remove_old(spared: Path | None = None) -> int:
+    """Remove the conversions not used for KEPT_SECONDS, and the oldest beyond KEPT_BYTES; returns the bytes freed."""
+    found, freed = kept(), 0
+    total = sum(each.size for each in found)
+    for each in reversed(found):
+        old = time.time() - each.used > KEPT_SECONDS or total - freed > KEPT_BYTES
+        if old and each.folder != spared and OWN.fullmatch(each.folder.name):
             with suppress(OSError):
                 shutil.rmtree(each.folder)
                 freed += each.size
@@ -104,19 +110,18 @@ def clear() -> int:
 # ---------------------------------------------------------------- conversion
 
 
-def _convert(path: Path, tensors: Sequence[Source], model_class: str, dtype: torch.dtype, folder: Path) -> None:
+def _convert(path: Path, skeleton: PreTrainedModel, dtype: torch.dtype, folder: Path) -> None:
     """Write the model to `folder`, whole or not at all."""
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
     part.mkdir()
     try:
         with reading(path):
-            config, generation = load_config(path)
-            _write(part / "model.safetensors", tensors, dtype)
-            config.dtype = dtype
-            config.architectures = [model_class]
+            _write(part / "model.safetensors", model_tensors(path, skeleton), dtype)
+            config = copy(skeleton.config)
+            config.dtype, config.architectures = dtype, [type(skeleton).__name__]
             config.save_pretrained(part)
-            generation.save_pretrained(part)
+            skeleton.generation_config.save_pretrained(part)
             load_tokenizer(path).save_pretrained(part)
         (part / "NAME").write_text(f"{path.name} in {str(dtype).removeprefix('torch.')}", encoding="utf-8")
         part.rename(folder)
@@ -146,8 +151,7 @@ def _digest(path: Path) -> str:
     with reading(path):
         for part in read_header(path).paths:
             with part.open("rb") as file:
-                while block := file.read(2**20):
-                    digest.update(block)
+                hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 
@@ -161,13 +165,3 @@ def _check_room(path: Path, needed: int, cache: Path) -> None:
                 f"{path.name} takes {needed / 2**30:.1f} GiB as safetensors, and there are {free / 2**30:.1f} GiB of "
                 f"{place}: use a smaller model, or free some"
             )
-
-
-def _bound(spared: Path) -> None:
-    """Remove the conversions used longest ago while all together exceed KEPT_BYTES."""
-    found = kept()
-    total = sum(each.size for each in found)
-    for each in reversed(found):
-        if total > KEPT_BYTES and each.folder != spared:
-            shutil.rmtree(each.folder, ignore_errors=True)
-            total -= each.size
