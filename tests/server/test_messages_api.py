@@ -207,3 +207,18 @@ def test_a_tool_that_failed_is_told_of(server: At) -> None:
         body = {"model": "chat", "messages": turns, "tools": [TOOL]}
         sizes.append(server.post("/v1/messages/count_tokens", body).json()["input_tokens"])
     assert sizes[1] > sizes[0]
+
+
+def test_tools_that_a_search_found_are_told_of(server: At) -> None:
+    """Claude Code sends them with every later request: a 400 would end the conversation."""
+    call: dict[str, Any] = {"type": "tool_use", "id": "a", "name": "count", "input": {}}
+    sizes = []
+    for block in (
+        {"type": "text", "text": "The tool count can be called."},
+        {"type": "tool_reference", "tool_name": "count"},
+    ):
+        result = {"type": "tool_result", "tool_use_id": "a", "content": [block]}
+        turns = [*user("x"), {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        body = {"model": "chat", "messages": turns, "tools": [TOOL]}
+        sizes.append(server.post("/v1/messages/count_tokens", body).json()["input_tokens"])
+    assert sizes[0] == sizes[1]

@@ -345,6 +345,17 @@ def test_the_place_at_fault_is_said(tokens: Any, schema: dict[str, Any], place: 
     assert not INTERNALS.search(str(raised.value))
 
 
+def test_patterns_that_look_around_are_left_out_where_a_schema_is_not_strict(tokens: Any) -> None:
+    mail = {"type": "string", "pattern": r"^(?!\.)[a-z.]+@[a-z.]+$"}
+    kept = {"type": "string", "pattern": "^x$"}
+    schema: dict[str, Any] = {"properties": {"a": WORD, "b": mail, "c": kept}, "required": ["b"]}
+    made, places = followed(tokens, schema)
+    assert places == ["properties.a.pattern", "properties.b.pattern"]
+    assert made["properties"] == {"a": {"type": "string"}, "b": {"type": "string"}, "c": kept}
+    with pytest.raises(ConfigError, match=r"properties\.x\.type: "):
+        followed(tokens, {"properties": {"a": WORD, "x": {"type": "no"}}})
+
+
 def test_the_search_for_what_is_at_fault_is_bounded(tokens: Any) -> None:
     parts = {f"k{place}": INTEGER for place in range(MAX_EFFORT // MIN_TRIAL + 1)}
     with pytest.raises(ConfigError, match=r"^a pattern is too much .*: change it$"):

@@ -258,6 +258,19 @@ def test_roles_that_the_template_refuses_are_the_users_words(tmp_path: Path, too
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
 
 
+def test_no_effort_is_no_thinking(tmp_path: Path) -> None:
+    folder = with_tools(tmp_path / "thinks")
+    thinks = TOOL_TEMPLATE + "{% if enable_thinking is false %}<think></think>{% endif %}"
+    (folder / "chat_template.jinja").write_text(thinks, encoding="utf-8")
+    with serving([folder], None, {"draft_length": 0}, log_prompts=True) as at:
+        for path, asked in ((CHATS, {"reasoning_effort": "none"}), (RESPONSES, {"reasoning": {"effort": "none"}})):
+            assert ignored(at.post(path, BODIES[path] | asked)) == []
+        kept = {"reasoning_effort": "none", "enable_thinking": True}
+        assert "reasoning_effort" in ignored(at.post(CHATS, CHAT | kept))
+        ends = [line.endswith("<think></think>") for line in at.lines if line.startswith("prompt: ")]
+        assert ends == [True, True, False]
+
+
 # ---------------------------------------------------------------- tools without a place
 
 

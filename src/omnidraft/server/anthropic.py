@@ -19,6 +19,7 @@ from omnidraft.server.anthropic_bodies import (
     Thinking,
     Tool,
     ToolChoice,
+    ToolReference,
     ToolResult,
     ToolUse,
 )
@@ -131,7 +132,7 @@ def _result(block: ToolResult) -> str:
     return ("Error: " if block.is_error else "") + _joined(block.content)
 
 
-def _joined(content: str | Sequence[TextBlock]) -> str:
+def _joined(content: str | Sequence[TextBlock | ToolReference]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 

@@ -41,12 +41,30 @@ Texts = Annotated[
 ]
 
 
+class ToolReference(base.Inner):
+    """A tool that a search for tools found; it is among those of the request."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        """What the model is told of it."""
+        return f"The tool {self.tool_name} can be called."
+
+
+Found = Annotated[Text | Annotated[ToolReference, Tag("~tool_reference")], base.named("type", "text or tool_reference")]
+
+
 class ToolResult(base.Inner):
     """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts = ""
+    content: Annotated[
+        Annotated[str, Tag("~string")] | Annotated[list[Found], Tag("~list")],
+        base.of_kind("a string or a list of blocks"),
+    ] = ""
     is_error: bool | None = None
 
 

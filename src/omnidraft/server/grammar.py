@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ REASONS = (  # what llguidance says in terms of its own, and what it means
     ("circular references", "it leads back to what it is a part of"),
 )
 INTERNAL = re.compile(r"\((And|Or|Not|Regex|SearchRegex)\b|\bSome\(|<state>|fuel|json-schema:")
+LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[bB]")  # in patterns for decimals and addresses, as Pydantic and Zod write them
 MAX_EFFORT = 2_000_000  # characters of schemas that are tried in search of what is at fault
 MIN_TRIAL = 4_000  # of them, what a schema costs at least
 SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # not behind a backslash
@@ -95,6 +97,12 @@ def followed(tokens: LLTokenizer, schema: dict[str, Any], *, strict: bool = Fals
     """
     made = closed(schema)
     problem, warnings = _judged(tokens, made)
+    if problem and not strict and (around := [f"{path}.pattern".lstrip(".") for path, _ in _looking_around(schema)]):
+        simpler = copy.deepcopy(schema)
+        for _, part in _looking_around(simpler):
+            del part["pattern"]
+        made, places = followed(tokens, simpler)
+        return made, [*around, *places]
     if problem:
         path = _at_fault(tokens, made, problem)
         keyword = path.rpartition(".")[2]
@@ -107,6 +115,11 @@ def followed(tokens: LLTokenizer, schema: dict[str, Any], *, strict: bool = Fals
         keyword = places[0].rpartition(".")[2]
         raise ConfigError(f"{places[0][-100:]}: {keyword} not supported: leave it out or change it")
     return made, places
+
+
+def _looking_around(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The parts with a pattern that no grammar follows, with their paths."""
+    return [(path, part) for path, part in walk(schema) if LOOK_AROUND.search(str(part.get("pattern")))]
 
 
 def _judged(tokens: LLTokenizer, schema: Mapping[str, Any]) -> tuple[str, list[str]]:

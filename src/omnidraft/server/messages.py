@@ -42,10 +42,15 @@ class Prompt:
         if not self.variables and not self.optional:
             return []
         text, ignored = rendered(served, self.messages, self.variables | self.controls), list[str]()
+        used: set[str] = set()  # paths of a variable that has an effect
         for name in self.variables:
             variables = {key: value for key, value in self.variables.items() if key != name} | self.controls
+            paths = self.paths.get(name, [name])
             if rendered(served, self.messages, variables) == text:
-                ignored += self.paths.get(name, [name])
+                ignored += paths
+            else:
+                used.update(paths)
+        ignored = [path for path in ignored if path not in used]
         for name, paths in self.optional.items():
             messages = [{key: value for key, value in each.items() if key != name} for each in self.messages]
             if rendered(served, messages, self.variables | self.controls) == text:
@@ -206,6 +211,8 @@ def _add_variables(body: p.ChatRequest | p.ResponseRequest, prompt: Prompt) -> N
     if isinstance(body, p.ChatRequest):
         thinks = None if body.thinking is None else body.thinking.type != "disabled"
         _add_named(prompt, THINKING, {THINKING: body.enable_thinking, "thinking": thinks})
+    if prompt.variables.get(EFFORT) == "none" and THINKING not in prompt.variables:
+        prompt.variables[THINKING], prompt.paths[THINKING] = False, prompt.paths[EFFORT]
 
 
 def _add_named(prompt: Prompt, name: str, given: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from omnidraft.server.sampling_options import one_of, sampling_of, unstreamed
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served_model import ServedModel
 from omnidraft.server.server_settings import Serving
-from omnidraft.server.tool_instructions import in_words, instructed
+from omnidraft.server.tool_instructions import instructed, of_fewer_roles
 from omnidraft.server.tools import tools_of
 from omnidraft.server.user_memories import User, digest
 
@@ -202,16 +202,16 @@ def _encoded(
 ) -> tuple[Prompt, list[int]]:
     """The prompt with functions, and its token ids; raises ApiError.
 
-    It is in the words of users and answers alone, where the template refuses other roles.
+    Where the template refuses its roles, it has fewer of them.
     """
     if functions:
         prompt.variables["tools"] = [{"type": "function", "function": each} for each in functions.values()]
     try:
         return prompt, prompt.encode(served)
     except ApiError:
-        plain = in_words(prompt, system=False)
-        with suppress(ApiError):
-            return plain, plain.encode(served)
+        for other in of_fewer_roles(prompt):
+            with suppress(ApiError):
+                return other, other.encode(served)
         raise
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from omnidraft.server.messages import Prompt
 
+JOINED = ("system", "user", "assistant")  # a template needs each result of a tool by itself
 TEXT = """\
 You may call functions. These are all there are, a JSON object each:
 {functions}
@@ -39,11 +40,32 @@ def instructed(prompt: Prompt, functions: Collection[Mapping[str, Any]], *, syst
     return replace(prompt, messages=told, variables=variables)
 
 
-def in_words(prompt: Prompt, *, system: bool = True) -> Prompt:
-    """The prompt with calls as text of the answers that made them, and results as messages of the user.
+def of_fewer_roles(prompt: Prompt) -> Iterator[Prompt]:
+    """The prompt for templates that refuse its roles: without later system messages, without any, without tools'."""
+    for each in (prompt, in_words(prompt)):
+        yield _joined(each, system=True)
+        yield _joined(each, system=False)
 
-    Without `system`, what the system says is the user's, too.
+
+def _joined(prompt: Prompt, *, system: bool) -> Prompt:
+    """The prompt with neighbors of one role as one message, and system messages as the user's.
+
+    With `system`, those at the beginning are one system message.
     """
+    messages: list[dict[str, Any]] = []
+    for each in prompt.messages:
+        first = system and all(before["role"] == "system" for before in messages)
+        role = "user" if each["role"] == "system" and not first else each["role"]
+        if messages and role in JOINED and role == messages[-1]["role"] and "tool_calls" not in messages[-1]:
+            texts = [text for text in (messages[-1]["content"], each["content"]) if text]
+            messages[-1] = messages[-1] | each | {"role": role, "content": "\n".join(texts)}
+        else:
+            messages.append(each | {"role": role})
+    return replace(prompt, messages=messages)
+
+
+def in_words(prompt: Prompt) -> Prompt:
+    """The prompt with calls as text of the answers that made them, and results as messages of the user."""
     messages: list[dict[str, Any]] = []
     for each in prompt.messages:
         made = dict(each)
@@ -52,8 +74,6 @@ def in_words(prompt: Prompt, *, system: bool = True) -> Prompt:
             made["content"] = "\n".join([*([made["content"]] if made.get("content") else []), *texts])
         if made["role"] == "tool":
             made = {"role": "user", "content": f"<tool_response>{made['content']}</tool_response>"}
-        if made["role"] == "system" and not system:
-            made["role"] = "user"
         if messages and made["role"] == messages[-1]["role"] == "user":
             messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n{made['content']}"}
         else:
