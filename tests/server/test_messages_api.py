@@ -209,14 +209,21 @@ def test_a_tool_that_failed_is_told_of(server: At) -> None:
     assert sizes[1] > sizes[0]
 
 
-def test_tools_that_a_search_found_are_told_of(server: At) -> None:
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        ({"type": "text", "text": "The tool count can be called."}, {"type": "tool_reference", "tool_name": "count"}),
+        (
+            {"type": "text", "text": "[image: not shown, as this model reads text alone]"},
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
+        ),
+    ],
+)
+def test_blocks_of_results_that_are_no_text_are_told_of(blocks: tuple[dict[str, Any], ...], server: At) -> None:
     """Claude Code sends them with every later request: a 400 would end the conversation."""
     call: dict[str, Any] = {"type": "tool_use", "id": "a", "name": "count", "input": {}}
     sizes = []
-    for block in (
-        {"type": "text", "text": "The tool count can be called."},
-        {"type": "tool_reference", "tool_name": "count"},
-    ):
+    for block in blocks:
         result = {"type": "tool_result", "tool_use_id": "a", "content": [block]}
         turns = [*user("x"), {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
         body = {"model": "chat", "messages": turns, "tools": [TOOL]}

@@ -42,6 +42,7 @@ SAID: dict[str, Any] = {  # as clients hand an answer back
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "5"}
 REASONED = {"role": "assistant", "content": "24", "reasoning": "4 by 6", "reasoning_content": "4 by 6"}
 PART = {"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 FORM = {"type": "json_schema", "json_schema": {"description": "pens", "schema": {"type": "object"}}}
 
 
@@ -92,6 +93,8 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (CHATS, named(*user("x"), REASONED, *user("y")), ["messages[1].reasoning", "messages[1].reasoning_content"]),
     (CHATS, named({"role": "user", "content": [PART]}), ["messages[0].content[0].cache_control"]),
     (CHATS, named(*user("x"), SAID, {**RESULT, "content": None}), ["messages[1].tool_calls[0].index"]),
+    (CHATS, named(*user("x"), SAID, {**RESULT, "content": [IMAGE]}), ["messages[1].tool_calls[0].index"]),
+    (RESPONSES, {"input": [*CALLED[:2], CALLED[2] | {"output": [{"type": "input_image", "image_url": "x"}]}]}, []),
     (CHATS, {"snippy": {"enabled": False}, "usage": {"include": True}}, ["snippy", "usage"]),
     (
         CHATS,

@@ -25,6 +25,7 @@ from omnidraft.server.anthropic_bodies import (
 )
 from omnidraft.server.bodies import Received, read
 from omnidraft.server.errors import ApiError, of_anthropic
+from omnidraft.server.protocol_base import Media
 from omnidraft.server.request_answers import Reply, RequestAnswers, event
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served_model import ServedModel
@@ -132,7 +133,7 @@ def _result(block: ToolResult) -> str:
     return ("Error: " if block.is_error else "") + _joined(block.content)
 
 
-def _joined(content: str | Sequence[TextBlock | ToolReference]) -> str:
+def _joined(content: str | Sequence[TextBlock | ToolReference | Media]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 

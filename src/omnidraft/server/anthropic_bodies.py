@@ -53,7 +53,10 @@ class ToolReference(base.Inner):
         return f"The tool {self.tool_name} can be called."
 
 
-Found = Annotated[Text | Annotated[ToolReference, Tag("~tool_reference")], base.named("type", "text or tool_reference")]
+Found = Annotated[
+    Text | Annotated[ToolReference, Tag("~tool_reference")] | Annotated[base.Media, Tag("~media")],
+    base.named("type", "text or tool_reference", **base.MEDIA),
+]
 
 
 class ToolResult(base.Inner):

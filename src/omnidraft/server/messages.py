@@ -12,6 +12,7 @@ from typing import Any
 from omnidraft.errors import PromptError
 from omnidraft.server import protocol as p
 from omnidraft.server.errors import ApiError, of_input
+from omnidraft.server.protocol_base import Media
 from omnidraft.server.sampling_options import agreed
 from omnidraft.server.served_model import ServedModel
 
@@ -176,11 +177,11 @@ def _role(role: str) -> str:
     return "system" if role == "developer" else role
 
 
-def _text(content: str | Iterable[p.TextPart | p.RefusalPart] | None) -> str:
+def _text(content: str | Iterable[p.TextPart | p.RefusalPart | Media] | None) -> str:
     return (
         content
         if isinstance(content, str)
-        else "".join(part.text if isinstance(part, p.TextPart) else part.refusal for part in content or ())
+        else "".join(part.refusal if isinstance(part, p.RefusalPart) else part.text for part in content or ())
     )
 
 

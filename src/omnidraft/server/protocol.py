@@ -11,12 +11,14 @@ from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
 
 from omnidraft.server.protocol_base import (
     KINDS,
+    MEDIA,
     OF_KIND,
     Body,
     Formed,
     Inner,
     JsonSchema,
     Length,
+    Media,
     ObjectFormat,
     Options,
     Reasoning,
@@ -54,6 +56,13 @@ Part = Annotated[
 ]
 Content = Annotated[
     Annotated[str, Tag("~string")] | Annotated[list[Part], Tag("~list")], of_kind("a string or a list of parts")
+]
+Result = Annotated[
+    Annotated[TextPart, Tag("~text")] | Annotated[RefusalPart, Tag("~refusal")] | Annotated[Media, Tag("~media")],
+    named("type", "text", input_text="text", output_text="text", **MEDIA),
+]
+Results = Annotated[
+    Annotated[str, Tag("~string")] | Annotated[list[Result], Tag("~list")], of_kind("a string or a list of parts")
 ]
 Arguments = Annotated[
     Annotated[str, Tag("~string")] | Annotated[dict[str, Any], Tag("~object")], of_kind("JSON in a string")
@@ -99,7 +108,7 @@ class ToolResult(Inner):
     """The result of a function call."""
 
     role: Literal["tool"]
-    content: Content = ""
+    content: Results = ""
     name: str | None = None
     tool_call_id: str
 
@@ -274,7 +283,7 @@ class OutputItem(Inner):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Content = ""
+    output: Results = ""
 
 
 class ReasoningPart(BaseModel, extra="allow"):

@@ -44,6 +44,20 @@ class Inner(Body):
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
 
 
+class Media(BaseModel, extra="allow"):
+    """An image or a file in the result of a call: the model is told of it, as an error would end an agent's work."""
+
+    type: str
+
+    @property
+    def text(self) -> str:
+        """What the model is told."""
+        return f"[{self.type}: not shown, as this model reads text alone]"
+
+
+MEDIA = dict.fromkeys(
+    ("image", "image_url", "input_image", "document", "file", "input_file", "input_audio", "audio"), "media"
+)
 Stop = Annotated[
     Annotated[str, Tag("~string")]
     | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16), Tag("~list")],
