@@ -237,7 +237,8 @@ def _check_quantizer(config: Any, source: str) -> None:
         return
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    method = (given.get("quant_method") if isinstance(given, dict) else given.quant_method) or "MLX"  # names none
+    method = given.get("quant_method") if isinstance(given, dict) else given.quant_method
+    method = method or ("MLX" if hasattr(config, "quantization") else "a method without a name")
     try:
         AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None, weights_only=True)
     except Exception as error:  # of a package that is not installed, or of anything in the config
