@@ -16,14 +16,14 @@ import torch
 from tokenizers import Tokenizer
 
 from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models.folder_checks import check_no_adapter, check_no_code, check_quantizer, not_a_model
 from omnidraft.models.gguf import tokenizer as gguf_tokenizer
 from omnidraft.models.gguf.config import SUFFIX, is_gguf, load_config, model_tensors
 from omnidraft.models.gguf.native_weights import weights_of
-from omnidraft.models.gguf.not_gguf import is_pointer, pointer_fault
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel
-from omnidraft.models.safetensors_files import Tensors, check_no_adapter, holds_weights, in_8_bits
+from omnidraft.models.safetensors_files import Tensors, holds_weights, in_8_bits
 from omnidraft.models.transformers_model import (
     SUPPORTED,
     PretrainedModel,
@@ -190,9 +190,9 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
             try:
                 config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
             except ValueError:
-                _check_no_code(source, local)
+                check_no_code(source, local)
                 raise
-            _check_quantizer(config, source)
+            check_quantizer(config, source)
     # checked before a class is chosen: of some encoder-decoders the decoder alone would be loaded
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
@@ -216,37 +216,6 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
     with _reading("generation_config.json", source, local), suppress(*absent):
         skeleton.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)
     return skeleton
-
-
-def _check_no_code(source: str, local: bool) -> None:
-    """Raise ModelError for a model of a type that `transformers` has not, and that brings its own code instead."""
-    from transformers import CONFIG_MAPPING, PreTrainedConfig
-
-    values, _ = PreTrainedConfig.get_config_dict(source, local_files_only=local)
-    if "auto_map" in values and (kind := values.get("model_type")) not in CONFIG_MAPPING:
-        raise ModelError(
-            f"config.json of model {source!r} is of type {kind!r} and names custom code, which is never run: use "
-            "a model of a type that transformers has, or a GGUF file of this one"
-        )
-
-
-def _check_quantizer(config: Any, source: str) -> None:
-    """Raise ModelError for weights in a format that `transformers` cannot read on this machine."""
-    given = getattr(config, "quantization_config", getattr(config, "quantization", None))
-    if given is None:
-        return
-    from transformers.quantizers.auto import AutoHfQuantizer
-
-    method = given.get("quant_method") if isinstance(given, dict) else given.quant_method
-    method = method or ("MLX" if hasattr(config, "quantization") else "a method without a name")
-    try:
-        AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None, weights_only=True)
-    except Exception as error:  # of a package that is not installed, or of anything in the config
-        reason = textwrap.shorten(str(error), 200, placeholder=" ...")
-        raise ModelError(
-            f"the weights of model {source!r} are quantized by {method}, which cannot be read here ({reason}): use a "
-            "GGUF file of the model, or its weights without quantization"
-        ) from error
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -298,25 +267,13 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
     except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         others = ("*.model", "vocab.*", "*.tiktoken") if part == "tokenizer.json" else ()  # other forms of a tokenizer
-        if local and (fault := _not_a_model(Path(source))):
+        if local and (fault := not_a_model(Path(source))):
             raise ModelError(fault) from error
         if local and part.endswith(".json") and not any(any(Path(source).glob(each)) for each in (part, *others)):
             raise ModelError(f"folder {source!r} has no {part}: get the complete files of the model") from error
         raise ModelError(f"cannot read the {part} of model {source!r} ({reason}): {fix}") from error
     finally:
         logging.set_verbosity(level)
-
-
-def _not_a_model(folder: Path) -> str | None:
-    """Return what a folder holds instead of a model, with the fix; None if unknown."""
-    if pointer := next((file for file in sorted(folder.glob("*")) if is_pointer(file)), None):
-        return pointer_fault(str(pointer))
-    there = {"config.json": (folder / "config.json").exists()}
-    there["weights"] = any(next(folder.glob(f"*{suffix}"), None) for suffix in (".safetensors", ".bin"))
-    lacking = next((part for part, found in there.items() if not found), None)  # collections of GGUF files have configs
-    if lacking and (files := sorted(folder.glob(f"*{SUFFIX}"))):
-        return f"folder {str(folder)!r} holds GGUF files and no {lacking}: give a file, as {str(files[0])!r}"
-    return None
 
 
 def locate(name: str | Path) -> tuple[str, bool]:

@@ -29,18 +29,6 @@ def holds_weights(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (SINGLE, INDEX, int8_format.FILE))
 
 
-def check_no_adapter(folder: Path) -> None:
-    """Raise ModelError for a folder with an adapter, which would be left out or put on the base model it names."""
-    if not (folder / "adapter_config.json").exists():
-        return
-    try:
-        base = json.loads((folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        base = None
-    fix = "give the folder of the merged model, made with merge_and_unload and save_pretrained of peft"
-    raise ModelError(f"folder {str(folder)!r} is a LoRA adapter of {base or 'a base model'!r}, not a model: {fix}")
-
-
 class Tensors(Mapping[str, torch.Tensor]):
     """Tensors by name, of a folder or a hub id, those of a file in 8 bits as the float32 that they stand for.
 
