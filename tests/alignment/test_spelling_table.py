@@ -27,7 +27,6 @@ from omnidraft.alignment.spelling_table import (
     load_table,
 )
 from omnidraft.alignment.vocab import Speller, Vocab
-from omnidraft.errors import ConfigError
 from support.engines import family_language, real_language, table, written
 from support.table_models import Greedy, table_of, vocabulary
 from support.tokenizer_families import PARTIAL, WHOLE
@@ -369,8 +368,3 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         assert default_cache_dir() == expected / "omnidraft" / "tables"
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "own"))
     assert default_cache_dir() == tmp_path / "own" / "tables"
-    for name in ("OMNIDRAFT_HOME", "XDG_DATA_HOME"):
-        monkeypatch.delenv(name)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    with pytest.raises(ConfigError, match="OMNIDRAFT_HOME"):
-        default_cache_dir()

@@ -12,7 +12,14 @@ import torch
 
 from omnidraft.api import load
 from omnidraft.models import loading
-from omnidraft.models.loading import BF16_PARAMETERS, choose_dtype, choose_precision, load_model, slow_path
+from omnidraft.models.loading import (
+    BF16_PARAMETERS,
+    HINT_PARAMETERS,
+    choose_dtype,
+    choose_precision,
+    load_model,
+    slow_path,
+)
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step as native
 from support.models import random_model
@@ -111,6 +118,7 @@ def test_that_8_bits_would_be_faster_is_said_of_a_target_alone(target: Path) -> 
 
 
 def test_of_what_is_no_slow_path_nothing_is_said(machine: pytest.MonkeyPatch) -> None:
+    assert HINT_PARAMETERS > 20_000_000, "the embedded targets have 14M"
     model = random_model("llama", 60, seed=0).model
     assert slow_path(model, CPU, "float32", of_file=False) is not None
     assert slow_path(model, GPU, "float32", of_file=False) is None
@@ -139,7 +147,3 @@ def test_of_a_file_the_obstacle_is_said(machine: pytest.MonkeyPatch, tmp_path: P
     (line,) = [each for each in said if "is converted" not in each]
     assert line.startswith("target small.gguf is decoded in float32 by transformers, several times slower")
     assert all(part in line for part in ("apt install gcc", "omnidraft[compiler]"))
-
-
-def test_small_models_are_left_alone() -> None:
-    assert loading.HINT_PARAMETERS > 20_000_000, "the embedded targets have 14M"

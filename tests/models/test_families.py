@@ -316,14 +316,17 @@ def test_drafts_that_are_refused_at_any_place_leave_no_trace(name: str) -> None:
 
 
 @EVERY
-def test_weights_are_read_from_safetensors(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["10KB", "1GB"])
+def test_weights_are_read_from_safetensors(name: str, size: str, tmp_path: Path) -> None:
     source = source_of(name)
-    source.model.save_pretrained(tmp_path)
+    source.model.save_pretrained(tmp_path, max_shard_size=size)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (size == "10KB")
     with torch.device("meta"):
         skeleton = type(source.model)(source.model.config)
     with Tensors(str(tmp_path), local=True) as weights:
         model = NativeModel(skeleton, weights)
         again = model.with_weights(model.rounded_weights())  # as a drafter's come from another process
+    assert (model.device.type, model.precision) == ("cpu", "int8")
     given = model.new_sequence().forward(IDS, 40)
     assert torch.equal(given, native_of(name).new_sequence().forward(IDS, 40))
     assert torch.equal(again.new_sequence().forward(IDS, 40), given)

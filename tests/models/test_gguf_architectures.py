@@ -167,8 +167,9 @@ def test_harmless_keys_and_equal_sizes_by_layer_are_taken(architecture: str, tmp
 
 @EVERY
 def test_a_key_that_is_missing_is_named(architecture: str, tmp_path: Path) -> None:
+    model = model_of(architecture)
     for key in ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"):
-        path, _ = write_model(tmp_path / "m.gguf", architecture, {key: None})
+        path, _ = write_model(tmp_path / "m.gguf", architecture, {key: None}, model=model)
         with refused(ModelError, f"lacks the key {architecture}.{key}"):
             load_skeleton(path)
 

@@ -358,20 +358,6 @@ def test_a_drafter_that_returns_nan_is_noticed(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- as a target
 
 
-def test_weights_are_read_from_safetensors_in_several_files(tmp_path: Path) -> None:
-    source = source_of(tie_word_embeddings=True)
-    source.model.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    with torch.device("meta"):
-        skeleton = type(source.model)(source.model.config)
-    with Tensors(str(tmp_path), local=True) as weights:
-        model = NativeModel(skeleton, weights)
-    text = model.new_sequence()
-    assert torch.equal(text.forward(IDS, 40), native_step(source).new_sequence().forward(IDS, 40))
-    assert (model.device.type, model.precision, text.length) == ("cpu", "int8", 40)
-    assert {tensor.dtype for tensor in model.tensors().values()} == {torch.int8}
-
-
 def test_files_that_are_not_whole_are_refused(target: Path, tmp_path: Path) -> None:
     for path in target.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -53,6 +53,7 @@ TEXTS = (
     "a\u200b  ", "a b ab  12 ab\u4e2d's x's\u4e2d",
 )  # fmt: skip
 MARKERS = ("<unk>", "<s>", "</s>")
+BYTES = {f"<0x{byte:02X}>": BYTE for byte in range(256)}
 MARKED = (  # texts with special tokens, for tokenizers that have them
     "<s>hello</s>", "</s>  hello <s> x", "<s> <s>", "say <think> now</think>", "<|im_start|>user\n hi<|im_end|>\n",
     "a<|im_end|>  b <|end|>\n c", "<0x41> <unk> [unused]", "", "hello",
@@ -84,11 +85,7 @@ def byte_level(pre: str | None, more: Mapping[str, int] | None = None, **keys: A
     """A header of the kind gpt2; `more` are tokens with their kinds."""
     words = tuple(alias(text.encode()) for text in TEXTS)
     tokens, merges = _merged(words, 4, tuple(alias(bytes([byte])) for byte in range(256)))
-    special = dict.fromkeys(MARKERS, CONTROL) | dict(more or {})
-    tokens = [*special, *tokens]
-    kinds = [special.get(token, NORMAL) for token in tokens]
-    own = {"pre": pre, "merges": merges, "bos_token_id": 1, "eos_token_id": 2}
-    return _header("gpt2", tokens, kinds, own | keys)
+    return _header("gpt2", more or {}, tokens, {"pre": pre, "merges": merges} | keys)
 
 
 def characters(model: str, more: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
@@ -96,10 +93,7 @@ def characters(model: str, more: Mapping[str, int] | None = None, **keys: Any) -
     words = tuple(text.replace(" ", "▁") for text in TEXTS if text.isascii())
     letters = dict.fromkeys("".join(words))
     tokens, merges = _merged(words, 4, (*letters, "\n\n\n", "日"))
-    special = dict.fromkeys(MARKERS, CONTROL) | dict(more or {}) | {f"<0x{byte:02X}>": BYTE for byte in range(256)}
-    tokens = [*special, *tokens]
-    kinds = [special.get(token, NORMAL) for token in tokens]
-    return _header(model, tokens, kinds, {"merges": merges, "bos_token_id": 1, "eos_token_id": 2} | keys)
+    return _header(model, {**(more or {}), **BYTES}, tokens, {"merges": merges} | keys)
 
 
 def sentencepiece(more: Mapping[str, int] | None = None, **keys: Any) -> dict[str, Any]:
@@ -107,19 +101,23 @@ def sentencepiece(more: Mapping[str, int] | None = None, **keys: Any) -> dict[st
     words = [text.replace(" ", "▁") for text in TEXTS if text.isascii()]
     words += ["▁hello", "▁▁hello", "▁user", "▁the", "▁été"]
     pieces, _ = _merged(tuple(words), 3, tuple(dict.fromkeys("".join(words))))
-    special = dict.fromkeys(MARKERS, CONTROL) | {"<unk>": UNKNOWN} | dict(more or {})
-    special |= {f"<0x{byte:02X}>": BYTE for byte in range(256)}
+    special = {"<unk>": UNKNOWN, **(more or {}), **BYTES}
     runs = ["▁" * count for count in range(2, 9)]
-    pieces = [piece for piece in pieces if piece not in runs and piece not in special]
+    pieces = [piece for piece in pieces if piece not in (*runs, *MARKERS, *special)]
     random.Random(0).shuffle(pieces)
-    tokens = [*special, *runs, *pieces]
-    scores = [0.0] * len(special) + [-1e9] * len(runs) + [-float(place) for place in range(len(pieces))]
-    kinds = [special.get(token, NORMAL) for token in tokens]
-    return _header("llama", tokens, kinds, {"scores": scores, "bos_token_id": 1, "eos_token_id": 2} | keys)
+    scores = [0.0] * len({*MARKERS, *special}) + [-1e9] * len(runs) + [-float(place) for place in range(len(pieces))]
+    return _header("llama", special, [*runs, *pieces], {"scores": scores} | keys)
 
 
-def _header(kind: str, tokens: list[str], kinds: list[int], keys: dict[str, Any]) -> dict[str, Any]:
-    own = {"model": kind, "tokens": tokens, "token_type": kinds} | keys
+def _header(kind: str, special: Mapping[str, int], ordinary: list[str], keys: dict[str, Any]) -> dict[str, Any]:
+    kinds = dict.fromkeys(MARKERS, CONTROL) | dict(special)
+    tokens = [*kinds, *ordinary]
+    own: dict[str, Any] = {
+        "model": kind,
+        "tokens": tokens,
+        "token_type": [kinds.get(token, NORMAL) for token in tokens],
+    }
+    own |= {"bos_token_id": 1, "eos_token_id": 2} | keys
     name = own.pop("name", "Small")
     given = {f"tokenizer.ggml.{key}": value for key, value in own.items() if value is not None}
     return {"general.architecture": "llama", "general.name": name, "llama.context_length": 4096} | given
