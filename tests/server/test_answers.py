@@ -15,8 +15,11 @@ from llguidance import LLMatcher
 from omnidraft.api import OmniDraft
 from omnidraft.server import fill_in_middle
 from omnidraft.server.answers import Answer, Sources, TokenInfo
+from omnidraft.server.bodies import read
 from omnidraft.server.chat import Places
 from omnidraft.server.grammar import Thought, answer_grammar, text_grammar, tokens_of
+from omnidraft.server.messages import of_response
+from omnidraft.server.protocol import ResponseRequest
 from omnidraft.server.reading.pieces import Piece
 from omnidraft.server.response_formats import ResponseFormat
 from support.serving import QUESTION, At, events, serving, user
@@ -412,3 +415,20 @@ def test_sources_of_content_are_not_those_of_the_reasoning_before_it(model: Omni
     assert tokens[0]["source"] == "target"
     assert tokens[-1]["source"] == "drafted"
     assert sum(token["source"] == "target" for token in tokens) < len(texts)
+
+
+def test_functions_of_a_namespace_are_called_by_their_own_names(plain: At) -> None:
+    """As Codex gives those of MCP servers, and takes calls of them."""
+    add = {"type": "function", "name": "add", "strict": None, "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "namespace", "name": "mcp__sums", "description": "d", "tools": [add]}]
+    called = {"type": "function_call", "call_id": "c", "namespace": "mcp__sums", "name": "add", "arguments": "{}"}
+    talk = [*user("x"), called, {"type": "function_call_output", "call_id": "c", "output": "5"}]
+    body = {"input": talk, "tools": tools, "tool_choice": "required", "max_output_tokens": 60}
+    for stream in (False, True):
+        last = events(plain.post("/v1/responses", body | {"stream": stream}))[-1]
+        made = last.get("response", last)
+        (call,) = made["output"]
+        assert (call["type"], call["namespace"], call["name"]) == ("function_call", "mcp__sums", "add")
+        assert made["omnidraft"]["ignored"] == ["tools[0].description"]
+    messages = of_response(read(body, ResponseRequest).body).messages
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "mcp__sums__add"

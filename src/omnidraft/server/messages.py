@@ -124,7 +124,9 @@ def of_response(body: p.ResponseRequest) -> Prompt:
         elif isinstance(item, p.CallItem):
             if not made or made[-1]["role"] != "assistant":
                 made.append({"role": "assistant", "content": ""})
-            made[-1].setdefault("tool_calls", []).append(_call(item.call_id, item.name, item.arguments))
+            made[-1].setdefault("tool_calls", []).append(
+                _call(item.call_id, p.full_name(item.namespace, item.name), item.arguments)
+            )
             prompt.optional.setdefault("tool_calls", []).append(path)
         elif isinstance(item, p.OutputItem):
             made.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})

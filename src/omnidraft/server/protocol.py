@@ -275,6 +275,7 @@ class CallItem(Inner):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: Arguments
 
 
@@ -321,6 +322,30 @@ class ResponseTool(FunctionSchema):
     type: Literal["function"]
 
 
+class Namespace(Inner):
+    """Functions of one origin, as Codex gives those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    tools: list[Annotated[Annotated[ResponseTool, Tag("~object")] | Other, TOOL]]
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """The name by which the model knows a function."""
+    return f"{namespace.rstrip('_')}__{name}" if namespace else name
+
+
+def _response_tool(value: Any) -> str:
+    held = isinstance(value, dict) and value.get("type") == "namespace"
+    return "~namespace" if held else _tool(value)
+
+
+ToolOfResponse = Annotated[
+    Annotated[ResponseTool, Tag("~object")] | Annotated[Namespace, Tag("~namespace")] | Other,
+    Discriminator(_response_tool, OF_KIND, "an object"),
+]
+
+
 class ResponseSchemaFormat(JsonSchema):
     """JSON of a schema."""
 
@@ -350,7 +375,7 @@ class ResponseRequest(Options):
     ]
     instructions: str | None = None
     max_output_tokens: Length | None = None
-    tools: list[Annotated[Annotated[ResponseTool, Tag("~object")] | Other, TOOL]] | None = None
+    tools: list[ToolOfResponse] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: ResponseText | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from omnidraft.server.answers import Answer, Delta
 from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError
-from omnidraft.server.protocol import ResponseRequest
+from omnidraft.server.protocol import Namespace, ResponseRequest, ResponseTool, full_name
 from omnidraft.server.request_answers import Reply, RequestAnswers, event
 
 PARTS: dict[str, dict[str, Any]] = {
@@ -26,6 +26,13 @@ class Response(Reply):
         super().__init__(batch, asked)
         self._id, self._created = f"resp_{secrets.token_hex(12)}", int(time.time())
         self._ids = {"message": f"msg_{secrets.token_hex(12)}", "reasoning": f"rs_{secrets.token_hex(12)}"}
+        spaces = [tool for tool in asked.body.tools or () if isinstance(tool, Namespace)]
+        self._spaces = {  # namespaces and names of functions by the names that the model knows
+            full_name(space.name, tool.name): {"namespace": space.name, "name": tool.name}
+            for space in spaces
+            for tool in space.tools
+            if isinstance(tool, ResponseTool)
+        }
         self._order: list[str] = []  # of items, by kind and a call's number
         self._number = -1
 
@@ -127,6 +134,7 @@ class Response(Reply):
         index = int(name.removeprefix("call "))
         call, id_ = answer.calls[index], answer.call_ids[index]
         own = {"id": f"fc_{id_.removeprefix('call_')}", "call_id": id_, "name": call.name, "arguments": call.arguments}
+        own |= self._spaces.get(call.name, {})
         return {"type": "function_call", **own, "status": "incomplete" if call.cut else "completed"}
 
     def _body_of(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:

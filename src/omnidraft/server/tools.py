@@ -102,7 +102,14 @@ def tools_of(body: p.ChatRequest | p.ResponseRequest) -> Tools:
     functions: dict[str, p.FunctionSchema] = {}
     others: dict[str, str] = {}
     for place, tool in enumerate(body.tools or ()):
-        if isinstance(tool, p.OtherTool):
+        if isinstance(tool, p.Namespace):
+            for at, each in enumerate(tool.tools):
+                path = f"tools[{place}].tools[{at}]"
+                if isinstance(each, p.OtherTool):
+                    others[path] = each.type
+                else:
+                    functions[path] = each.model_copy(update={"name": p.full_name(tool.name, each.name)})
+        elif isinstance(tool, p.OtherTool):
             others[f"tools[{place}]"] = tool.type
         elif isinstance(tool, p.Tool):
             functions[f"tools[{place}].function"] = tool.function

@@ -177,6 +177,7 @@ RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of 
         "input[].content[]": PART,
         "input[].output[]": PART,
         "tools[]": {},
+        "tools[].tools[]": {},
         "tool_choice": {},
         "text": {"verbosity": Rule(("medium",))},
         "text.format": FORMAT,
