@@ -19,8 +19,8 @@ from omnidraft.server.bodies import read
 from omnidraft.server.chat import Places
 from omnidraft.server.grammar import Thought, answer_grammar, text_grammar, tokens_of
 from omnidraft.server.messages import of_response
-from omnidraft.server.protocol import ResponseRequest
 from omnidraft.server.reading.pieces import Piece
+from omnidraft.server.response_bodies import ResponseRequest
 from omnidraft.server.response_formats import ResponseFormat
 from support.serving import QUESTION, At, events, serving, user
 

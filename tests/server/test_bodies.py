@@ -15,13 +15,14 @@ from omnidraft.server import protocol as p
 from omnidraft.server.bodies import KINDS, read
 from omnidraft.server.errors import ApiError
 from omnidraft.server.protocol_base import Body, ChatSchemaFormat
+from omnidraft.server.response_bodies import ResponseRequest
 from omnidraft.server.unsupported_parameters import RULES
 from support.serving import At, user
 
 CHATS = "/v1/chat/completions"
 TEXT = {"model": "zoo:target-a", "prompt": "x", "max_tokens": 1}
 LIMIT = 2 * 2**20  # of the server under test
-Chat, Text, Answered = p.ChatRequest, p.CompletionRequest, p.ResponseRequest
+Chat, Text, Answered = p.ChatRequest, p.CompletionRequest, ResponseRequest
 
 
 def said(content: Any, **more: Any) -> dict[str, Any]:

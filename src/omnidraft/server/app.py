@@ -23,6 +23,7 @@ from omnidraft.errors import InputError
 from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, ollama_bodies, tasks
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
+from omnidraft.server import response_bodies as r
 from omnidraft.server.access import USED_KEY, Guard
 from omnidraft.server.answers import Answer
 from omnidraft.server.bodies import Received, described, receive, taking
@@ -292,7 +293,7 @@ APIS = {
     "/chat/completions": Api("Answer a conversation", p.ChatRequest, tasks.chat_tasks, Chat),
     "/completions": Api("Continue texts", p.CompletionRequest, tasks.completion_tasks, Completion),
     "/responses": Api(
-        "Answer a conversation, all of which is in the request", p.ResponseRequest, tasks.response_tasks, ResponseForm
+        "Answer a conversation, all of which is in the request", r.ResponseRequest, tasks.response_tasks, ResponseForm
     ),
     "/messages": Api(
         "Answer a conversation in Anthropic's form",

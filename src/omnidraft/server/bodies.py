@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from omnidraft.server import anthropic_bodies, ollama_bodies
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
+from omnidraft.server import response_bodies as r
 from omnidraft.server.errors import MAX_SHOWN, ApiError, as_json
 from omnidraft.server.unsupported_parameters import RULES, TEXT_ALONE, settled
 
@@ -26,7 +27,7 @@ BodyT = TypeVar("BodyT", bound=base.Body)
 KINDS: Mapping[type[base.Body], str] = {
     p.ChatRequest: "chat",
     p.CompletionRequest: "completion",
-    p.ResponseRequest: "response",
+    r.ResponseRequest: "response",
     p.TokenizeRequest: "tokenize",
     p.DetokenizeRequest: "detokenize",
     anthropic_bodies.MessagesRequest: "messages",

@@ -11,6 +11,7 @@ from typing import Any
 
 from omnidraft.errors import PromptError
 from omnidraft.server import protocol as p
+from omnidraft.server import response_bodies as r
 from omnidraft.server.errors import ApiError, of_input
 from omnidraft.server.protocol_base import Media
 from omnidraft.server.sampling_options import agreed
@@ -109,7 +110,7 @@ def _check_end(body: p.ChatRequest, prompt: Prompt) -> None:
         raise ApiError(400, why, param="continue_final_message", code="invalid_value")
 
 
-def of_response(body: p.ResponseRequest) -> Prompt:
+def of_response(body: r.ResponseRequest) -> Prompt:
     """The prompt of a response; calls that follow each other are of one message.  Raises as `of_chat` does."""
     made: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     prompt = Prompt("input", made)
@@ -118,17 +119,17 @@ def of_response(body: p.ResponseRequest) -> Prompt:
     thoughts: dict[str, str] = {}  # that wait for the answer which they are of, by path
     for place, item in enumerate(() if isinstance(body.input, str) else body.input):
         path, before = f"input[{place}]", len(made)
-        if isinstance(item, p.MessageItem):
+        if isinstance(item, r.MessageItem):
             made.append({"role": _role(item.role), "content": _text(item.content)})
             _optional(made[-1], "name", item.name, f"{path}.name", prompt)
-        elif isinstance(item, p.CallItem):
+        elif isinstance(item, r.CallItem):
             if not made or made[-1]["role"] != "assistant":
                 made.append({"role": "assistant", "content": ""})
             made[-1].setdefault("tool_calls", []).append(
-                _call(item.call_id, p.full_name(item.namespace, item.name), item.arguments)
+                _call(item.call_id, r.full_name(item.namespace, item.name), item.arguments)
             )
             prompt.optional.setdefault("tool_calls", []).append(path)
-        elif isinstance(item, p.OutputItem):
+        elif isinstance(item, r.OutputItem):
             made.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
         elif item.told:
             thoughts[path] = item.told
@@ -199,7 +200,7 @@ def _call(id_: str | None, name: str, arguments: str | Mapping[str, Any]) -> dic
     return named if id_ is None else {"id": id_, **named}
 
 
-def _add_variables(body: p.ChatRequest | p.ResponseRequest, prompt: Prompt) -> None:
+def _add_variables(body: p.ChatRequest | r.ResponseRequest, prompt: Prompt) -> None:
     """Variables of the template that the body gives; raises ApiError for one that is no variable of a template."""
     path = "chat_template_kwargs"
     for name, value in (body.chat_template_kwargs or {}).items():

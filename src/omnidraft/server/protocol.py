@@ -1,4 +1,4 @@
-"""Bodies of requests, as OpenAI's clients send them; `parameters` has what is taken beside these fields.
+"""Bodies of chats and completions, as OpenAI's clients send them; `unsupported_parameters` has what else is taken.
 
 Which of several types a value is of is decided by its own type, `type` or `role`: an error names the item at fault.
 """
@@ -16,14 +16,10 @@ from omnidraft.server.protocol_base import (
     Body,
     Formed,
     Inner,
-    JsonSchema,
     Length,
     Media,
-    ObjectFormat,
-    Options,
     Reasoning,
     Schema,
-    TextFormat,
     ThinkingChoice,
     Token,
     TopLogprobs,
@@ -146,7 +142,8 @@ class OtherTool(BaseModel, extra="allow"):
     type: Annotated[str, Field(json_schema_extra={"not": {"const": "function"}})]
 
 
-def _tool(value: Any) -> str:
+def kind_of_tool(value: Any) -> str:
+    """The tag of a tool: that of functions, or of others, which are ignored."""
     kind = value.get("type", "function") if isinstance(value, dict) else None
     return "~other" if isinstance(kind, str) and kind != "function" else f"~{KINDS.get(type(value))}"
 
@@ -198,13 +195,13 @@ class AllowedTools(Body):
 
 def _choice(value: Any) -> str:
     allowed = isinstance(value, dict) and value.get("type") == "allowed_tools"
-    return "~allowed" if allowed else _tool(value)
+    return "~allowed" if allowed else kind_of_tool(value)
 
 
 Allowed = Annotated[AllowedTools, Tag("~allowed")]
 Word = Annotated[Literal["none", "auto", "required"], Tag("~string")]
 Other = Annotated[OtherTool, Tag("~other")]
-TOOL = Discriminator(_tool, OF_KIND, "an object")
+TOOL = Discriminator(kind_of_tool, OF_KIND, "an object")
 ToolChoice = Annotated[
     Word | Annotated[NamedTool, Tag("~object")] | Allowed | Other,
     Discriminator(_choice, OF_KIND, "none, auto, required, or an object that names a function"),
@@ -255,135 +252,6 @@ class CompletionRequest(Formed):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
-
-
-# ---------------------------------------------------------------- responses
-
-
-class MessageItem(Inner):
-    """A message."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: str | None = None
-
-
-class CallItem(Inner):
-    """A function call of an earlier response."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
-    arguments: Arguments
-
-
-class OutputItem(Inner):
-    """The result of a function call."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Results = ""
-
-
-class ReasoningPart(BaseModel, extra="allow"):
-    """A part of reasoning; what is no text is not read."""
-
-    text: str = ""
-
-
-class ReasoningItem(BaseModel, extra="allow"):
-    """The reasoning of the answer that follows: its text, or where there is none, its summary."""
-
-    type: Literal["reasoning"]
-    content: list[ReasoningPart] | None = None
-    summary: list[ReasoningPart] | None = None
-
-    @property
-    def told(self) -> str:
-        """Its text."""
-        return "".join(each.text for each in self.content or self.summary or ())
-
-
-WHOLE = "nothing is kept here: send each item whole, as clients do with store false"
-Item = Annotated[
-    Annotated[MessageItem, Tag("~message")]
-    | Annotated[CallItem, Tag("~function_call")]
-    | Annotated[OutputItem, Tag("~function_call_output")]
-    | Annotated[ReasoningItem, Tag("~reasoning")],
-    named("type", f"message, function_call, function_call_output or reasoning; {WHOLE}", "message"),
-]
-
-
-class ResponseTool(FunctionSchema):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-
-
-class Namespace(Inner):
-    """Functions of one origin, as Codex gives those of an MCP server."""
-
-    type: Literal["namespace"]
-    name: FunctionName
-    tools: list[Annotated[Annotated[ResponseTool, Tag("~object")] | Other, TOOL]]
-
-
-def full_name(namespace: str | None, name: str) -> str:
-    """The name by which the model knows a function."""
-    return f"{namespace.rstrip('_')}__{name}" if namespace else name
-
-
-def _response_tool(value: Any) -> str:
-    held = isinstance(value, dict) and value.get("type") == "namespace"
-    return "~namespace" if held else _tool(value)
-
-
-ToolOfResponse = Annotated[
-    Annotated[ResponseTool, Tag("~object")] | Annotated[Namespace, Tag("~namespace")] | Other,
-    Discriminator(_response_tool, OF_KIND, "an object"),
-]
-
-
-class ResponseSchemaFormat(JsonSchema):
-    """JSON of a schema."""
-
-    type: Literal["json_schema"]
-
-
-class ResponseText(Body):
-    """The form of the answer."""
-
-    format: (
-        Annotated[
-            Annotated[TextFormat, Tag("~text")]
-            | Annotated[ObjectFormat, Tag("~json_object")]
-            | Annotated[ResponseSchemaFormat, Tag("~json_schema")],
-            named("type", "text, json_object or json_schema"),
-        ]
-        | None
-    ) = None
-
-
-class ResponseRequest(Options):
-    """Body of `/v1/responses`: nothing is kept, so the whole conversation comes in `input`."""
-
-    input: Annotated[
-        Annotated[str, Tag("~string")] | Annotated[list[Item], Field(min_length=1), Tag("~list")],
-        of_kind("a string or a list of items"),
-    ]
-    instructions: str | None = None
-    max_output_tokens: Length | None = None
-    tools: list[ToolOfResponse] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    text: ResponseText | None = None
-    include: list[str] | None = None  # all but log-probabilities are of what is never there
-    top_logprobs: TopLogprobs | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None  # comes back as it is
-    reasoning: Reasoning | None = None
-    chat_template_kwargs: Variables | None = None
 
 
 class TokenizeRequest(Body):

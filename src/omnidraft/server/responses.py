@@ -10,8 +10,8 @@ from typing import Any
 from omnidraft.server.answers import Answer, Delta
 from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError
-from omnidraft.server.protocol import Namespace, ResponseRequest, ResponseTool, full_name
 from omnidraft.server.request_answers import Reply, RequestAnswers, event
+from omnidraft.server.response_bodies import Namespace, ResponseRequest, ResponseTool, full_name
 
 PARTS: dict[str, dict[str, Any]] = {
     "message": {"type": "output_text", "annotations": [], "logprobs": []},

@@ -11,6 +11,7 @@ from omnidraft.decoding.engine import Extras
 from omnidraft.errors import CONTEXT_LENGTH, InputError
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
+from omnidraft.server import response_bodies as r
 from omnidraft.server.bodies import read
 from omnidraft.server.errors import ApiError, Paths, of_input, renamed
 from omnidraft.server.fill_in_middle import filling
@@ -75,7 +76,7 @@ def completion_tasks(body: p.CompletionRequest, served: ServedModel, settings: S
     return [task_of(where, prompt) for where, prompt in prompts.items()]
 
 
-def response_tasks(body: p.ResponseRequest, served: ServedModel, settings: Serving) -> list[Task]:
+def response_tasks(body: r.ResponseRequest, served: ServedModel, settings: Serving) -> list[Task]:
     """The task of a response; raises ApiError."""
     wanted = LOGPROBS in (body.include or ())
     if body.top_logprobs and not wanted:
@@ -152,7 +153,7 @@ def _conversation(
     served: ServedModel,
     settings: Serving,
     prompt: Prompt,
-    body: p.ChatRequest | p.ResponseRequest,
+    body: p.ChatRequest | r.ResponseRequest,
     asked: dict[str, Any],
     form: ResponseFormat | None,
     *,

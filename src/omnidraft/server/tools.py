@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnidraft.server import protocol as p
+from omnidraft.server import response_bodies as r
 from omnidraft.server.errors import ApiError, as_json
 
 
@@ -97,18 +98,18 @@ def _no_function(path: str, kind: str) -> ApiError:
     return ApiError(400, f"{why}: {fix}", param=f"{path}.type", code="unsupported_value")
 
 
-def tools_of(body: p.ChatRequest | p.ResponseRequest) -> Tools:
+def tools_of(body: p.ChatRequest | r.ResponseRequest) -> Tools:
     """The tools of a body."""
     functions: dict[str, p.FunctionSchema] = {}
     others: dict[str, str] = {}
     for place, tool in enumerate(body.tools or ()):
-        if isinstance(tool, p.Namespace):
+        if isinstance(tool, r.Namespace):
             for at, each in enumerate(tool.tools):
                 path = f"tools[{place}].tools[{at}]"
                 if isinstance(each, p.OtherTool):
                     others[path] = each.type
                 else:
-                    functions[path] = each.model_copy(update={"name": p.full_name(tool.name, each.name)})
+                    functions[path] = each.model_copy(update={"name": r.full_name(tool.name, each.name)})
         elif isinstance(tool, p.OtherTool):
             others[f"tools[{place}]"] = tool.type
         elif isinstance(tool, p.Tool):
