@@ -67,11 +67,13 @@ def test_without_the_gguf_package_the_message_names_the_extra(file: Path, monkey
         load_model(file, "float32")
 
 
+@pytest.mark.parametrize("older", [False, True])  # versions of platformdirs, which raise nothing
 @pytest.mark.parametrize("kind", ["user_cache_path", "user_data_path"])
-def test_without_a_home_folder_the_fix_is_said(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMNIDRAFT_HOME")
-    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+def test_without_a_home_folder_the_fix_is_said(kind: str, older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMNIDRAFT_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
+    if older:
+        monkeypatch.setattr(f"platformdirs.{kind}", lambda *_, **__: Path("~/omnidraft"))
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     with pytest.raises(ConfigError, match="no home folder is known: set OMNIDRAFT_HOME"):
         (cache_folder if kind == "user_cache_path" else data_folder)()
