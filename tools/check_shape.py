@@ -18,8 +18,8 @@ PACKAGE = ROOT / "src" / "omnidraft"
 GOALS = {"src": 16_500, "experiments": 2_800, "tests": 21_000}  # lines
 # at most, together: where a goal is not reached yet, what there is; lowered by every change that shortens it, and
 # raised only by what a feature adds
-LINES = {"src": 26_034, "experiments": 4_070, "tests": 35_269}
-FILES = 175  # of the package, those apart that only say what a folder holds; the goal is 75
+LINES = {"src": 26_011, "experiments": 4_067, "tests": 35_106}
+FILES = 173  # of the package, those apart that only say what a folder holds; the goal is 75
 FILE_LINES = 400
 FUNCTION_LINES = 60
 FUNCTION_LINES_P95 = 40
