@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from omnidraft.errors import ModelError, NumericsError
+from omnidraft.errors import ModelError, NumericsError, PromptError
 from omnidraft.models.gguf import header
 from omnidraft.models.gguf import native_weights as gguf_weights
 from omnidraft.models.gguf.split_files import forget_headers, read_header
@@ -90,7 +90,7 @@ class Damage:
 
 @pytest.mark.slow
 def test_damage_of_any_kind_gives_a_model_or_one_line(tmp_path: Path) -> None:
-    """Headers and blocks; what still loads gives numbers, or says that it does not."""
+    """Headers and blocks; what still loads gives numbers, or says that it does not, as of a context of one token."""
     path = file_of(tmp_path / "m.gguf", MIXED, num_hidden_layers=1)
     damage, found = Damage(path, random.Random(SEED)), Counter[str]()
     for number in range(TRIES):
@@ -99,7 +99,7 @@ def test_damage_of_any_kind_gives_a_model_or_one_line(tmp_path: Path) -> None:
             model = load_model(path, "int8", verifies=True).lm
             model.new_sequence().forward([3, 5, 7], 2)
             found["model"] += 1
-        except (ModelError, NumericsError) as error:
+        except (ModelError, NumericsError, PromptError) as error:
             assert len(str(error).splitlines()) == 1, number  # noqa: PT017
             assert len(str(error)) < 600, number  # noqa: PT017
             found[type(error).__name__] += 1
