@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from omnidraft.cli import prompts
 from omnidraft.cli.prompts import digest, name_of, read
 from omnidraft.errors import ConfigError, InputError, PromptError
 from support.project_files import shared
@@ -128,3 +129,13 @@ def test_the_digest_tells_prompts_and_their_order_apart() -> None:
     digests = {digest(prompts) for prompts in (["a", "b"], ["b", "a"], ["ab"], ["a"], [])}
     assert len(digests) == 5
     assert all(len(each) == 12 for each in digests)
+
+
+def test_chats_are_texts_or_whole_lines(tmp_path: Path) -> None:
+    file, chat = tmp_path / "prompts.jsonl", {"messages": [{"role": "user", "content": "Hi"}], "tools": []}
+    file.write_text(json.dumps({"prompt": "Hello"}) + "\n" + json.dumps(chat) + "\n", encoding="utf-8")
+    assert prompts.chats(file) == ["Hello", chat]
+    for wrong in ('{"messages": 1}', "{}", "[1]", '{"prompt": null}'):
+        file.write_text(wrong + "\n", encoding="utf-8")
+        with pytest.raises(PromptError, match=r"line 1, has neither a text as prompt nor a list of messages"):
+            prompts.chats(file)

@@ -114,6 +114,17 @@ def test_a_second_run_goes_on_where_the_first_ended(
     assert len({each.number for each in after}) == len(after) > len(before)
 
 
+def test_a_chat_with_a_system_text_is_answered_as_its_template_writes_it(
+    teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_text, "ANSWERS", {8: 1.0})
+    chat = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are you?"}]}
+    write_text(teacher, [chat], Writing(text_tokens=20, batch_size=2, self_asked=0.0), tmp_path, lambda _: None)
+    expected = teacher.tokenizer.apply_chat_template(chat["messages"], tokenize=False, add_generation_prompt=True)
+    for each in itertools.chain.from_iterable(map(shards.load, shards.find(tmp_path))):
+        assert str(teacher.tokenizer.decode(each.ids)).startswith(expected)
+
+
 def test_a_shard_comes_back_as_it_was_saved(written: tuple[Path, list[TeacherConversation]], tmp_path: Path) -> None:
     shards.save(tmp_path / "shard-00000.npz", written[1])
     for one, other in zip(written[1], shards.load(tmp_path / "shard-00000.npz"), strict=True):
@@ -147,7 +158,7 @@ def test_a_teacher_that_ends_no_question_of_its_own_is_refused(
 def test_prompts_that_are_all_too_long_are_refused(
     teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match="each of the prompts takes more than 1500 tokens of target-b"):
+    with pytest.raises(InputError, match="each of the prompts takes more than 767 tokens of target-b"):
         write_text(teacher, ["word " * 1500], ENOUGH, tmp_path, lambda _: None)
     monkeypatch.setattr(teacher_text, "ANSWERS", {9: 1.0})
     given = Writing(text_tokens=9, batch_size=2, self_asked=0)

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     given = vars(options)
     writing = Writing(**{name: given[name] for name in names(Writing) if name in given})
     training = Training(**{name: given[name] for name in names(Training) if name in given})
-    texts = [] if options.prompts is None else prompts.read(options.prompts)
+    texts = [] if options.prompts is None else prompts.chats(options.prompts)
 
     from omnidraft.make_drafter import make
     from omnidraft.make_drafter.teacher_text import write_text
@@ -86,7 +86,10 @@ def _parser() -> flags.CommandParser:
         help="start from the weights of this drafter, which has the same source and layers",
     )
     parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help='JSONL file of user messages, {"prompt": "..."} a line'
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='JSONL file, {"prompt": "..."} or {"messages": [...], "tools": [...]} a line',
     )
     parser.add_argument("--only", choices=("text", "training"), help="run only this stage")
     flags.add(parser, "--dtype", help="of the teachers: auto, float32, bfloat16 or float16 (default: %(default)s)")

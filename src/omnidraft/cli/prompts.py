@@ -82,6 +82,22 @@ def read(task: str | Path, data: Path | None = None, count: int | None = None) -
     return prompts
 
 
+def chats(path: Path) -> list[str | dict[str, Any]]:
+    """The prompts of a JSONL file: the field `prompt` of a line, or the whole line where it has `messages`.
+
+    Raises InputError for a file that cannot be read, PromptError for a line with neither and a file without lines.
+    """
+    found: list[str | dict[str, Any]] = []
+    for place, row in _lines(path):
+        chat = row if isinstance(row, dict) else {}
+        if not isinstance(chat.get("messages", chat.get("prompt")), list | str):
+            raise PromptError(f"{place} has neither a text as prompt nor a list of messages: {CHECK}")
+        found.append(chat if "messages" in chat else chat["prompt"])
+    if not found:
+        raise PromptError(f"{path} has no prompts: give a file with at least one")
+    return found
+
+
 def rows_of(task: TaskSource, name: str, data: Path | None, *splits: str) -> Iterator[tuple[str, Any]]:
     """The rows of some splits of a task, each with its place: below `data` from one file, else from the hub."""
     if data is None:

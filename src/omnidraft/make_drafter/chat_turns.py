@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import ModelError
 
 if TYPE_CHECKING:
     from omnidraft.models.loading import LoadedModel
 
+Prompt = str | Mapping[str, Any]  # a user's words, or the fields `messages` and, if the template has them, `tools`
 USER, ANSWER, NEXT = "\1", "\2", "\3"  # stand for the words of turns
 
 
@@ -37,10 +39,17 @@ class ChatTurns:
         found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 
-    def given(self, words: str) -> list[int]:
-        """The ids of the first words, and what follows them, up to the answer."""
-        return self.ids(self._written([words]).removeprefix(self._before))
+    def prompt(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt, up to the answer."""
+        if isinstance(prompt, str):
+            return self.ids(self._written([prompt]))
+        return self.ids(self._rendered(prompt["messages"], tools=prompt.get("tools")))
 
     def _written(self, words: list[str]) -> str:
-        turns = [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
-        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        return self._rendered(
+            [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
+        )
+
+    def _rendered(self, messages: list[dict[str, Any]], **variables: Any) -> str:
+        form = {"tokenize": False, "add_generation_prompt": True} | variables
+        return str(self._tokenizer.apply_chat_template(messages, **form))

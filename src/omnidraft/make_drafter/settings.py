@@ -24,6 +24,9 @@ class Writing(Settings):
         0.67, "share of the questions that the teacher writes itself", low=0, high=1, fix="use 0.67, or 0 for none"
     )
     batch_size: int = number(32, "conversations written at once", low=1, fix="use 32, or fewer to save memory")
+    conversation_tokens: int = number(
+        2048, "tokens of a conversation, at most; a prompt has at most three quarters of them", low=256, fix="use 2048"
+    )
     shard_minutes: float = number(5, "minutes between two files of text", low=0, fix="use 5")
 
 

@@ -18,7 +18,7 @@ import torch
 
 from omnidraft.errors import InputError, ModelError
 from omnidraft.make_drafter import shards
-from omnidraft.make_drafter.chat_turns import ChatTurns
+from omnidraft.make_drafter.chat_turns import ChatTurns, Prompt
 from omnidraft.make_drafter.settings import Writing
 from omnidraft.make_drafter.shards import TeacherConversation
 from omnidraft.models.language_model import KVSequence, LanguageModel, Read
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 TOP = 8  # likeliest tokens kept at each position
-TEXT = 2048  # tokens of a conversation, at most
-PROMPT, QUESTION = 1500, 120  # tokens of a user's words, at most, given or the teacher's own; others are left out
+QUESTION = 120  # tokens of a question of the teacher's own, at most; longer ones are left out
 ANSWERS = {192: 0.5, 384: 0.3, 768: 0.2}  # tokens of an answer, at most, and how often
 TURNS = {1: 0.6, 2: 0.2, 3: 0.15, 4: 0.05}  # of a user in a conversation, at most, and how often
 # how a question of the teacher's own begins, and how often
@@ -101,18 +100,22 @@ class _Row:
 class Teacher:
     """Writes many conversations at once; one that is finished makes room for the next.
 
-    `prompts` are users' words.  Raises what ChatTurns raises, InputError where all prompts are too long.
+    Raises what ChatTurns raises, InputError where all prompts are too long.
     """
 
-    def __init__(self, loaded: LoadedModel, prompts: Sequence[str], writing: Writing) -> None:
+    def __init__(self, loaded: LoadedModel, prompts: Sequence[Prompt], writing: Writing) -> None:
         self._lm: LanguageModel = loaded.lm
         self._name, self._prompts, self._writing = loaded.name, prompts, writing
         self._order = np.random.default_rng(0).permutation(len(prompts))
         self._special, self._end = frozenset(loaded.tokenizer.all_special_ids), loaded.tokenizer.eos_token_id
         self._chat = ChatTurns(loaded)
-        self._most = min(TEXT, self._lm.context - 1)
-        if prompts and all(len(self._chat.given(words)) > PROMPT for words in prompts):
-            raise InputError(f"each of the prompts takes more than {PROMPT} tokens of {loaded.name}: give shorter ones")
+        self._most = min(writing.conversation_tokens, self._lm.context - 1)
+        self._longest_prompt = self._most * 3 // 4
+        if prompts and all(len(self._chat.prompt(each)) > self._longest_prompt for each in prompts):
+            raise InputError(
+                f"each of the prompts takes more than {self._longest_prompt} tokens of {loaded.name}: "
+                "give shorter ones, or more conversation_tokens"
+            )
 
     @torch.inference_mode()
     def write(self, numbers: Iterator[int]) -> Iterator[list[TeacherConversation]]:
@@ -120,8 +123,7 @@ class Teacher:
 
         Raises ModelError where the model ends no question of its own, and there are no prompts.
         """
-        limit = min(len(self._chat.header) + PROMPT, self._most - 1)
-        planned = (row for row in map(self._plan, numbers) if len(row.ids) <= limit)
+        planned = (row for row in map(self._plan, numbers) if len(row.ids) <= self._longest_prompt)
         rows = list(itertools.islice(planned, self._writing.batch_size))
         texts = [self._lm.new_sequence() for _ in rows]
         tried = found = 0
@@ -146,10 +148,9 @@ class Teacher:
         greedy, temperature = rng.random() < GREEDY, float(rng.uniform(0.5, 1))
         own = rng.random() < self._writing.self_asked
         if asking := own or not self._prompts:
-            given = self._chat.ids(_drawn(rng, OPENINGS))
+            ids = self._chat.header + self._chat.ids(_drawn(rng, OPENINGS))
         else:
-            given = self._chat.given(self._prompts[self._order[number % len(self._prompts)]])
-        ids = self._chat.header + given
+            ids = self._chat.prompt(self._prompts[self._order[number % len(self._prompts)]])
         turns = _drawn(rng, TURNS) if self._chat.between else 1
         return _Row(number, 0.0 if greedy else temperature, turns, _drawn(rng, ANSWERS), ids, asking, len(ids))
 
@@ -209,7 +210,7 @@ def _drawn(rng: np.random.Generator, shares: dict[Kind, float]) -> Kind:
 
 
 def write_text(
-    loaded: LoadedModel, prompts: Sequence[str], writing: Writing, folder: Path, say: Callable[[str], None]
+    loaded: LoadedModel, prompts: Sequence[Prompt], writing: Writing, folder: Path, say: Callable[[str], None]
 ) -> None:
     """Write teacher text to shards in a folder until it holds `writing.text_tokens`, going on after what is there.
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PASS = 3072  # tokens, padding included, that one forward pass reads
 MAX_GRADIENT_NORM = 1.0
+LONGEST = 4096  # tokens of an example; of a longer one the beginning is left out, but for a quarter of that
 SHARE = np.float32(1e-4)  # of probability: likely tokens below it are left out
 
 
@@ -55,7 +56,8 @@ class Examples:
         )
         written = tuple(tuple(self._context.tokens([token])) for token in tokens)
         prompt = tuple(self._context.prompt(conversation.ids[:begun].tolist()))
-        return exact_example(self._cache, Trace(prompt, tuple(tokens), written, distributions))
+        room = max(LONGEST - sum(map(len, written)), LONGEST // 4)
+        return exact_example(self._cache, Trace(prompt[-room:], tuple(tokens), written, distributions))
 
 
 def _likely(tokens: np.ndarray, probs: np.ndarray) -> SparseProbs:
