@@ -163,15 +163,14 @@ class OmniDraft:
     ) -> Stream:
         """Stream the answer to a prompt piece by piece; another request on the models ends it with an OmniDraftError.
 
-        `seed` decides every draw; with a fixed `draft_length` it repeats an answer as long as drafter, counts and
-        active n-grams, which earlier requests may change, are the same.  Each sampled answer after the first of one
-        memory has random numbers of its own, by the seed and its place.  Without a drafter a seed always gives the
-        answer of plain decoding.  The answer ends before the first of the `stop` strings.  `template` holds variables
-        of the chat template.  Each `logits_processor`, as in transformers, gets the ids so far (1, T) and the target's
-        scores (1, V), and returns scores.  With `logprobs`, 0 to 20, records of `Stream.rounds` hold `TokenLogprobs`
-        with that many tokens.  `extras` are for servers.  `should_stop` is called between rounds and between parts of a
-        long prompt; if it returns True, the answer ends, "interrupted".  `memory` holds the earlier answers of one of
-        several users, in place of the model's own.  `lane` is one of `lanes`, on which the request runs.
+        `seed` decides every draw: a sampled answer is a function of model, prompt, settings and seed, whatever is
+        drafted, remembered or learned, and whatever else runs.  The answer ends before the first of the `stop` strings.
+        `template` holds variables of the chat template.  Each `logits_processor`, as in transformers, gets the ids so
+        far (1, T) and the target's scores (1, V), and returns scores.  With `logprobs`, 0 to 20, records of
+        `Stream.rounds` hold `TokenLogprobs` with that many tokens.  `extras` are for servers.  `should_stop` is called
+        between rounds and between parts of a long prompt; if it returns True, the answer ends, "interrupted".  `memory`
+        holds the earlier answers of one of several users, in place of the model's own.  `lane` is one of `lanes`, on
+        which the request runs.
         `sampling` takes the fields of `config.Sampling`; `OmniDraft.sampling` has the defaults.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)
@@ -182,10 +181,10 @@ class OmniDraft:
         engine, slot = (self.engine, self._slot) if lane is None else (lane.engine, lane.slot)
         engine.check(ids)
         memory = memory or self.memory
-        # without a drafter no draw depends on what is remembered
-        drawn_on = None if settings.greedy or engine.attached is None else memory
-        own = extent.seed if drawn_on is None else drawn_on.seed_of(extent.seed)
-        draw = GeneratorSampler(torch.Generator().manual_seed(own))
+        seed = extent.seed
+        if memory is not None and engine.attached is not None and engine.drafting.rejection and not settings.greedy:
+            seed = memory.seed_of(seed)
+        draw = GeneratorSampler(torch.Generator().manual_seed(seed))
         if self.adaptive is not None:
             self.adaptive.resume(engine.policy)
         asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, memory, extras)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     SettingsT = TypeVar("SettingsT", bound=DataclassInstance)
 
+VERIFICATIONS = "seeded", "block", "token"
 NGRAM_SEEDS = ("empty", "vocabulary")
 REUSE_ANSWERS = ("memory", "nothing", "profile", "request")
 DRAFT_LENGTHS = ("goodput", "head")  # or an integer: a fixed length
@@ -249,7 +250,11 @@ class Drafting(DraftingOptions):
         None, "value of head below which a draft ends", low=0, high=1, none="0.4", fix="leave it out for 0.4"
     )
     mode: str = one_of("exact", "verification scheme", "exact", "intersection", "paper")
-    verification: str = one_of("block", "verify sampled drafts by", "block", "token")
+    verification: str = one_of(
+        "seeded",
+        "sampled drafts (seeded: kept while equal to what the seed draws; block, token: rejection sampling)",
+        *VERIFICATIONS,
+    )
     drafter_temperature: float | None = number(
         None,
         "temperature of the drafter",
@@ -281,6 +286,11 @@ class Drafting(DraftingOptions):
     def counts(self) -> bool:
         """True if drafts use counts of earlier text: in the exact mode, with a draft length above 0."""
         return self.reuse_answers != "nothing" and self.mode == "exact" and self.longest > 0
+
+    @property
+    def rejection(self) -> bool:
+        """True if draft tokens are drawn, and verified by rejection sampling: then text depends on drafts and seed."""
+        return self.mode != "exact" or self.verification != "seeded"
 
     @property
     def longest(self) -> int:

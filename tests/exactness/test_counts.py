@@ -15,7 +15,7 @@ import torch
 from exactness.test_planted_faults import Calls, Rewrite
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.config import Drafting, Sampling
+from omnidraft.config import VERIFICATIONS, Drafting, Sampling
 from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.counts.counts import Counts, Guess
 from omnidraft.counts.hit_rates import GUESS_KINDS, HitRates
@@ -24,7 +24,7 @@ from omnidraft.decoding.drafter import AttachedDrafter, Drafter
 from omnidraft.decoding.engine import Engine
 from omnidraft.draft_length.simple_policies import Fixed
 from omnidraft.verification import round as round_module
-from omnidraft.verification.rejection_sampling import verify_equal
+from omnidraft.verification.drawn import verify_equal
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler, Sampler, softmax
 from support.enumeration import (
@@ -147,12 +147,13 @@ class CountsCase:
 def cases() -> Iterator[CountsCase]:
     for number, shape in enumerate(PROMPTS):
         for trust in LEAST:
-            for verification in ("block", "token"):
+            for verification in VERIFICATIONS:
                 yield CountsCase(shape, 1 + number, trust, verification=verification, tokens=2)
         for earlier in (0, 2):
             yield CountsCase(shape, 3, "always", alone=True, earlier=earlier, length=3)
             yield CountsCase(shape, 4, "sometimes", alone=True, earlier=earlier, length=4)
             yield CountsCase(shape, 5, "sometimes", earlier=2, tokens=2, verification=("block", "token")[earlier // 2])
+            yield CountsCase(shape, 5, "sometimes", earlier=earlier, tokens=3, verification="seeded")
         yield CountsCase(shape, 6, "sometimes", sampling=Sampling(), length=3, temperature=1.0)
         yield CountsCase(shape, 6, "sometimes", sampling=Sampling(), length=4, tokens=5)
         yield CountsCase(shape, 7, "sometimes", sampling=Sampling(), alone=True, length=3, tokens=6)

@@ -12,7 +12,8 @@ import pytest
 from omnidraft.alignment.spelling_table import ROOT, SpellingTable
 from omnidraft.config import Sampling
 from omnidraft.decoding.proposals import TrieDraft
-from omnidraft.verification.rejection_sampling import Outcome
+from omnidraft.decoding.rejection import RejectionDraft
+from omnidraft.verification.drawn import Outcome
 from omnidraft.verification.trie_walk import DEAD, STOP, Symbol, Walk
 from support.enumeration import EXACT, Case
 from support.table_models import PROMPT, make_world
@@ -109,7 +110,8 @@ def of_outcome(walk: Walk, outcome: Outcome, refused: Symbol | None) -> Iterator
 WAYS: dict[str, tuple[dict[str, object], Sampling]] = {
     "block": ({"verification": "block"}, Sampling(temperature=1.0)),
     "token": ({"verification": "token"}, Sampling(temperature=1.0)),
-    "greedy": ({"drafter_temperature": 1.0}, Sampling()),
+    "greedy": ({"drafter_temperature": 1.0, "verification": "block"}, Sampling()),
+    "seeded": ({}, Sampling(temperature=1.0)),
 }
 
 
@@ -117,9 +119,10 @@ WAYS: dict[str, tuple[dict[str, object], Sampling]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafting, sampling = WAYS[way]
-    verify, counts = TrieDraft.verify, Counter[str]()
+    kind = TrieDraft if way == "seeded" else RejectionDraft
+    verify, counts = kind.verify, Counter[str]()
 
-    def watched(draft: TrieDraft, *arguments: Any, **how: Any) -> Outcome:
+    def watched(draft: Any, *arguments: Any, **how: Any) -> Outcome:
         outcome = verify(draft, *arguments, **how)
         walk, refused = draft.walk, outcome.refused
         assert (refused is None) == (outcome.symbols_accepted == len(walk.symbols))
@@ -128,9 +131,9 @@ def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         counts.update(of_outcome(walk, outcome, refused))
         return outcome
 
-    monkeypatch.setattr(TrieDraft, "verify", watched)
+    monkeypatch.setattr(kind, "verify", watched)
     for shape in ("full", "nested", "inner", "long nested"):
-        for seed in range(2 if way != "greedy" else 12):
+        for seed in range(12 if way in ("greedy", "seeded") else 2):
             case = Case(shape, seed, count=1, drafting={"draft_length": 3, **drafting}, sampling=sampling)
             assert case.deviation() < EXACT
     assert counts.keys() == EVENTS

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.config import Sampling
-from omnidraft.verification import residual
+from omnidraft.config import VERIFICATIONS, Sampling
+from omnidraft.verification.rejection import residual
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.trie_walk import Walk
@@ -32,18 +32,23 @@ from support.enumeration import (
 )
 from support.table_models import ACTIVE, PROMPT, SHAPES, Ids, caches, frozen_cache, make_world, worlds
 
-VERIFICATIONS = ("block", "token")
+REJECTION = ("block", "token")
 LONG = ("long", "long nested")  # four drafter tokens that never end a draft: the worlds with most drafts
 # Modes and temperatures that claim exactness.  `intersection` with n-grams active is masked drafting.
 VARIANTS: dict[str, tuple[dict[str, object], Sampling]] = {
     "masked": ({"mode": "intersection"}, SAMPLED),
     "masked, greedy drafter": ({"mode": "intersection", "drafter_temperature": 0.0}, SAMPLED),
-    "cooler drafter": ({"drafter_temperature": 0.5}, SAMPLED),
-    "greedy drafter": ({"drafter_temperature": 0.0}, SAMPLED),
-    "hotter target": ({"drafter_temperature": 1.0}, Sampling(temperature=1.7)),
+    "cooler drafter": ({"drafter_temperature": 0.5, "verification": "block"}, SAMPLED),
+    "greedy drafter": ({"drafter_temperature": 0.0, "verification": "token"}, SAMPLED),
+    "hotter target": ({"drafter_temperature": 1.0, "verification": "block"}, Sampling(temperature=1.7)),
     "top-k": ({}, Sampling(temperature=1.0, top_k=2)),
     "top-p and min-p": ({}, Sampling(temperature=0.8, top_k=5, top_p=0.8, min_p=0.15)),
-    "greedy target": ({"drafter_temperature": 1.0}, Sampling()),
+    "top-k, rejection": ({"verification": "block"}, Sampling(temperature=1.0, top_k=2)),
+    "top-p and min-p, rejection": (
+        {"verification": "block"},
+        Sampling(temperature=0.8, top_k=5, top_p=0.8, min_p=0.15),
+    ),
+    "greedy target": ({"drafter_temperature": 1.0, "verification": "block"}, Sampling()),
     "greedy target and drafter": ({}, Sampling()),
     "masked, greedy target": ({"mode": "intersection", "drafter_temperature": 1.0}, Sampling()),
 }
@@ -70,7 +75,7 @@ def test_the_first_tokens_have_the_targets_distribution(shape: str, active: str,
 
 
 @pytest.mark.parametrize("tries", [0, 1, 2])
-@pytest.mark.parametrize("verification", VERIFICATIONS)
+@pytest.mark.parametrize("verification", REJECTION)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_ways_of_large_vocabularies(
     shape: str, verification: str, tries: int, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnidraft.config import Sampling
-from omnidraft.verification.paper import DirectMap, Proposal, lifted, merge
+from omnidraft.verification.rejection.paper import DirectMap, Proposal, lifted, merge
 from support.enumeration import EXACT, SAMPLED, Case, distance, first_tokens, plain_distribution, round_distribution
 from support.table_models import SHAPES, Shape, frozen_cache, make_world
 

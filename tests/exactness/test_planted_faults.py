@@ -20,8 +20,8 @@ from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import ROOT, Probs
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.proposals import propose
-from omnidraft.verification import rejection_sampling as verify
-from omnidraft.verification import residual
+from omnidraft.verification.rejection import residual
+from omnidraft.verification.rejection import symbols as verify
 from omnidraft.verification.trie_walk import Walk
 from support.enumeration import EXACT, Case
 

@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.verification.rejection_sampling import Outcome, verify_block, verify_greedy, verify_token
-from omnidraft.verification.residual import drafter_probability, residual_at, target_probability
+from omnidraft.verification.drawn import Outcome, verify_walk
+from omnidraft.verification.rejection.residual import drafter_probability, residual_at, target_probability
+from omnidraft.verification.rejection.symbols import verify_block, verify_token
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
 from omnidraft.verification.trie_walk import DEAD, STOP, Walk
@@ -135,7 +136,7 @@ def test_the_distribution_of_a_prefix_is_asked_only_once_it_is_accepted() -> Non
         asked.append(index)
         return B
 
-    verify_greedy(walk, best)
+    verify_walk(walk, best)
     assert asked == [0]
 
 
@@ -153,7 +154,7 @@ def test_greedy_is_token_by_token_with_a_distribution_of_one_token(data: st.Data
     # mostly what was proposed, so that the draft is followed a while
     best = [data.draw(st.one_of(st.just(token), st.just(token), tokens)) for token in walk.tokens] + [data.draw(tokens)]
     one_hot = np.eye(world.vocab.size)
-    greedy = verify_greedy(walk, best.__getitem__)
+    greedy = verify_walk(walk, best.__getitem__)
     qs = vectors(world, walk, draft)
     for verify in (verify_token, verify_block):
         run = functools.partial(verify, walk, qs, lambda index: one_hot[best[index]])

@@ -20,8 +20,8 @@ from omnidraft.decoding.engine import Engine
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
 from omnidraft.models.native.model import native_of
-from omnidraft.verification import rejection_sampling as verify
-from omnidraft.verification import residual
+from omnidraft.verification.rejection import residual
+from omnidraft.verification.rejection import symbols as verify
 from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
 from omnidraft.zoo import names as zoo_names
 from omnidraft.zoo import path as zoo_path

@@ -223,8 +223,8 @@ def test_every_file_of_the_package_is_shipped_but_models_for_tests(tmp_path: Pat
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("verification/rejection_sampling", "from omnidraft.decoding.engine import Engine"),  # upward
-        ("verification/rejection_sampling", "def late():\n    import omnidraft.decoding.engine"),
+        ("verification/drawn", "from omnidraft.decoding.engine import Engine"),  # upward
+        ("verification/drawn", "def late():\n    import omnidraft.decoding.engine"),
         ("draft_length/policy", "if TYPE_CHECKING:\n    from omnidraft.decoding.engine import Engine"),
         (
             "alignment/vocab",

@@ -29,7 +29,7 @@ UNUSABLE = "the drafter's logits are NaN or infinite: check its weights, or use 
 class Drafter:
     """A language model that drafts continuations of a text in its own tokens, with counts of what followed before.
 
-    Each token is drawn from (1 − w) · network + w · counts, or from the counts alone where the policy trusts them: then
+    Each token is the best of (1 − w) · network + w · counts, or of the counts alone where the policy trusts them: then
     the network makes no pass, and reads the token with the next one that it makes.
     """
 
@@ -109,18 +109,19 @@ class Drafter:
         self,
         length: int,
         temperature: float,
-        draw: Sampler,
+        draw: Sampler | None,
         read: Callable[[int], bool],
         allowed: npt.NDArray[np.bool_] | None = None,
         policy: DraftLengthPolicy | None = None,
     ) -> Passes[tuple[list[int], list[Probs]]]:
         """Draw up to `length` tokens: the tokens, and for each the (V_q,) vector it was drawn from.
 
-        Each token is handed to `read`, which says whether another one could be used; `policy` says before each
-        whether it is to be drawn, and from what.  With `allowed` (V_q,) the rest is masked out before drawing, and the
-        counts are left out.
+        Without `draw`, or at temperature 0, they are the best ones, and the vectors one-hot.  Each token is handed to
+        `read`, which says whether another one could be used; `policy` says before each whether it is to be drawn, and
+        from what.  With `allowed` (V_q,) the rest is masked out before drawing, and the counts are left out.
         """
         policy = policy or Fixed()
+        best = draw is None or temperature == 0
         tokens: list[int] = []
         vectors: list[Probs] = []
         self.passes = self.read = self.counted = 0
@@ -131,9 +132,8 @@ class Drafter:
             guess = self.guess(tokens) if allowed is None else None
             if guess is not None and policy.should_use_counts(guess.chance):
                 self.counted += 1
-                q = guess.over(self.model.vocab_size)
-                if temperature == 0:
-                    q = one_hot(guess.best, len(q))
+                size = self.model.vocab_size
+                q = one_hot(guess.best, size) if best else guess.over(size)
             elif not self.network or (tokens and not policy.should_step(tokens[-1])):
                 return tokens, vectors
             else:
@@ -141,8 +141,8 @@ class Drafter:
                 seen = logits if logits is None or allowed is None else _only(logits, allowed)
                 if seen is None or not policy.should_draw(seen, temperature, self.sequence.hidden, guess):
                     return tokens, vectors
-                q = _distribution(seen, temperature, guess)
-            token = int(q.argmax()) if temperature == 0 else draw(q)
+                q = _distribution(seen, temperature, guess, best=best)
+            token = int(q.argmax()) if draw is None or best else draw(q)
             tokens.append(token)
             vectors.append(q)
             if not read(token) or len(tokens) == length:
@@ -270,14 +270,16 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
-def _distribution(logits: torch.Tensor, temperature: float, guess: Guess | None) -> Probs:
-    """The distribution that a token is drawn from, (V_q,); at temperature 0, the one-hot of the mixture at 1."""
+def _distribution(logits: torch.Tensor, temperature: float, guess: Guess | None, *, best: bool) -> Probs:
+    """The distribution that a token is drawn from, (V_q,): the mixture, or the one-hot of its best token.
+
+    At temperature 0 that of the mixture at temperature 1.
+    """
     try:
         if guess is None:
-            return tempered(logits, temperature)
-        if temperature:
-            return guess.mixed(softmax(logits, temperature))
-        return one_hot(int(guess.mixed(softmax(logits)).argmax()), logits.shape[-1])
+            return tempered(logits, 0 if best else temperature)
+        mixture = guess.mixed(softmax(logits, temperature or 1.0))
+        return one_hot(int(mixture.argmax()), logits.shape[-1]) if best else mixture
     except NumericsError as error:
         raise NumericsError(UNUSABLE) from error
 

@@ -20,7 +20,7 @@ from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, PromptError
 from omnidraft.models.language_model import LanguageModel, Read, check_ids, copies
-from omnidraft.verification.rejection_sampling import Outcome
+from omnidraft.verification.drawn import Outcome
 from omnidraft.verification.round import Draft, Round, RoundCounts, RoundTimes, TokenLogprobs
 from omnidraft.verification.sampling import Processing, Processor, Sampler, TargetDistribution, softmax
 from omnidraft.verification.sparse_probs import SparseProbs, sparse

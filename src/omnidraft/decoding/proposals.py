@@ -1,10 +1,4 @@
-"""Proposals: how draft tokens become target tokens over the trie of spellings or as in the paper, and are verified.
-
-exact         a walk through the trie of spellings, verified so that the target's distribution is kept (default)
-intersection  the same with drafter tokens masked to those that are target tokens too
-paper         Algorithm 1 with Eq. 2 of arXiv 2507.02659, which is not exact
-counted       without a drafter: the target tokens that the counts say come next, kept while the target says the same
-"""
+"""Proposals: the draft as the walk through the trie of spellings reads it, and as the target is asked about it."""
 
 from __future__ import annotations
 
@@ -21,8 +15,7 @@ from omnidraft.counts.token_index import LONGEST
 from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy
-from omnidraft.verification.paper import DirectMap, Proposal, merge, verify_paper
-from omnidraft.verification.rejection_sampling import Outcome, verify_block, verify_greedy, verify_token
+from omnidraft.verification.drawn import Outcome, verify_walk
 from omnidraft.verification.round import Draft
 from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.trie_walk import STOP, Walk
@@ -34,14 +27,11 @@ Proposer = Callable[[AttachedDrafter, int, float, Sampler, DraftLengthPolicy], P
 
 def make_proposer(attached: AttachedDrafter, eos: Collection[int], drafting: Drafting) -> Proposer | None:
     """The proposer of `drafting.mode`; None where it can propose nothing, for want of shared tokens."""
-    if drafting.mode == "exact":
-        return partial(propose, eos=eos, block=drafting.verification == "block")
-    direct = DirectMap(attached.cache)
-    if not direct.mapped.any():
-        return None
-    if drafting.mode == "paper":
-        return partial(propose_as_in_paper, eos=eos, direct=direct)
-    return partial(propose, eos=eos, block=False, allowed=direct.mapped)
+    if drafting.rejection:
+        from omnidraft.decoding import rejection  # for comparison alone
+
+        return rejection.make_proposer(attached, eos, drafting)
+    return partial(propose, eos=eos)
 
 
 def counted_draft(
@@ -60,9 +50,6 @@ def counted_draft(
     return Draft(tokens=tokens, proposals=tokens, ended=bool(tokens) and tokens[-1] in eos, counted=len(tokens))
 
 
-# ---------------------------------------------------------------- exact, and intersection
-
-
 def propose(
     attached: AttachedDrafter,
     length: int,
@@ -71,17 +58,20 @@ def propose(
     policy: DraftLengthPolicy,
     *,
     eos: Collection[int],
-    block: bool,
     allowed: npt.NDArray[np.bool_] | None = None,
+    drawn: Callable[..., TrieDraft] | None = None,
 ) -> Passes[Draft]:
-    """Read the draft by a walk through the trie; with `allowed` (V_q,) other draft tokens are masked out."""
+    """Read the drafter's best tokens by a walk through the trie; with `allowed` (V_q,) others are masked out.
+
+    With `drawn`, the tokens are drawn, and it makes the draft of them.
+    """
     walk, guess = Walk(attached.cache, eos), attached.translate()
     if not policy.begin(walk, 0.0 if guess is None else guess.chance):
         return Draft(no_draft_reason=policy.no_draft_reason)
     drafter = attached.drafter
-    tokens, vectors = yield from drafter.draft(length, temperature, draw, walk.read, allowed, policy)
+    tokens, vectors = yield from drafter.draft(length, temperature, drawn and draw, walk.read, allowed, policy)
     walk.finish()
-    return TrieDraft(
+    return (drawn or TrieDraft)(
         tokens=tokens,
         vectors=vectors,
         proposals=walk.tokens,
@@ -91,26 +81,21 @@ def propose(
         read=drafter.read,
         no_draft_reason=None if tokens else policy.no_draft_reason,
         walk=walk,
-        block=block,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrieDraft(Draft):
-    """A draft as a walk has read it; `block` accepts or rejects its symbols jointly."""
+    """A draft as a walk has read it."""
 
     walk: Walk
-    block: bool
 
     @property
     def symbols(self) -> int:
         return len(self.walk.symbols)
 
-    def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:
-        if greedy:
-            return verify_greedy(self.walk, target.best)
-        verify = verify_block if self.block and not lazy else verify_token
-        return verify(self.walk, self.vectors, target.probs, draw)
+    def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:  # noqa: ARG002
+        return verify_walk(self.walk, target.best if greedy else lambda place: draw(target.probs(place)))
 
     def symbols_in(self, proposals: int) -> int:
         return sum(symbol.index < proposals for symbol in self.walk.symbols)
@@ -125,59 +110,3 @@ class TrieDraft(Draft):
         ended_early = symbol.symbol == STOP
         went_on = outcome.emitted[-1] == walk.cache.token_at(symbol.node)
         return walk.tokens[symbol.index] if ended_early or went_on else None
-
-
-# ---------------------------------------------------------------- the paper's
-
-
-def propose_as_in_paper(
-    attached: AttachedDrafter,
-    length: int,
-    temperature: float,
-    draw: Sampler,
-    policy: DraftLengthPolicy,
-    *,
-    eos: Collection[int],
-    direct: DirectMap,
-) -> Passes[Draft]:
-    """Merge the draft into the longest active n-grams once it is complete."""
-    if not policy.begin(None):
-        return Draft(no_draft_reason=policy.no_draft_reason)
-    drafter = attached.drafter
-    attached.translate()
-    tokens, vectors = yield from drafter.draft(
-        length, temperature, draw, lambda token: int(direct.target[token]) not in eos, direct.mapped, policy
-    )
-    merged = merge(tokens, attached.cache, direct)
-    end = next((i + 1 for i, proposal in enumerate(merged) if proposal.token in eos), len(merged))
-    return PaperDraft(
-        tokens=tokens,
-        vectors=vectors,
-        proposals=[proposal.token for proposal in merged[:end]],
-        ended=end > 0 and merged[end - 1].token in eos,
-        passes=drafter.passes,
-        read=drafter.read,
-        no_draft_reason=None if tokens else policy.no_draft_reason,
-        merged=merged[:end],
-        direct=direct,
-        eos=eos,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaperDraft(Draft):
-    """A draft whose tokens were merged into proposals, each of which counts as one symbol."""
-
-    merged: Sequence[Proposal]
-    direct: DirectMap
-    eos: Collection[int]
-
-    def verify(self, target: TargetDistribution, draw: Sampler, *, greedy: bool, lazy: bool) -> Outcome:
-        if greedy:
-            return super().verify(target, draw, greedy=greedy, lazy=lazy)
-        drawn = (self.merged, self.tokens, self.vectors)
-        emitted, accepted = verify_paper(*drawn, self.direct, target.probs, draw, self.eos)
-        return Outcome(emitted, accepted, accepted, None)
-
-    def tokens_in(self, symbols: int) -> int:
-        return sum(proposal.length for proposal in self.merged[:symbols])

@@ -79,7 +79,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     `config.DraftingOptions`, or is a `config.Drafting`.  A drafter is kept for later calls as long as the model is.
 
     Takes input_ids (1, T) and returns what `generate` returns: ids (1, T + new), or with `return_dict_in_generate` a
-    GenerateDecoderOnlyOutput, without a cache.  Torch's global seed and the answers before decide every draw.  Raises
+    GenerateDecoderOnlyOutput, without a cache.  Torch's global seed decides every draw.  Raises
     ConfigError for an option, ModelError for a model, PromptError for a prompt that is empty, over-long or of ids that
     the model does not have, NumericsError for logits that are NaN.
     """
@@ -97,7 +97,7 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptive = ready.adaptive
     engine = Engine(target, text.eos, adaptive.attached, drafting, ready.policy)
-    draw = GeneratorSampler(torch.Generator().manual_seed(_seed(ready, sampled=sampled)))
+    draw = GeneratorSampler(torch.Generator().manual_seed(_seed(ready, drafting, sampled=sampled)))
     prompt = input_ids[0].tolist()
     engine.check(prompt)
     if streamer is not None:
@@ -120,10 +120,10 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     return ids
 
 
-def _seed(ready: Ready, *, sampled: bool) -> int:
-    """The seed of an answer's draws, another one for each answer that is remembered."""
+def _seed(ready: Ready, drafting: Drafting, *, sampled: bool) -> int:
+    """The seed of an answer's draws."""
     seed = int(torch.randint(2**63 - 1, ())) if sampled else 0
-    return ready.memory.seed_of(seed) if sampled and ready.memory is not None else seed
+    return ready.memory.seed_of(seed) if sampled and drafting.rejection and ready.memory is not None else seed
 
 
 def _refuse_streamer() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.verification.rejection_sampling import Outcome, verify_equal
+from omnidraft.verification.drawn import Outcome, verify_equal
 from omnidraft.verification.sampling import Sampler, TargetDistribution
 from omnidraft.verification.sparse_probs import SparseProbs
 

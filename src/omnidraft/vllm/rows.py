@@ -21,7 +21,7 @@ from omnidraft.decoding.drafter import Drafter, common
 from omnidraft.decoding.engine import Engine, Request, Verified
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.models.language_model import SingleSequence
-from omnidraft.verification.rejection_sampling import Outcome
+from omnidraft.verification.drawn import Outcome
 from omnidraft.verification.round import Draft, Round, RoundTimes
 from omnidraft.vllm.pair import RemotePair, fits
 

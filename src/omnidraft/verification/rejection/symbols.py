@@ -9,12 +9,12 @@ tokens have exactly the target's distribution.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from omnidraft.alignment.spelling_table import Probs
-from omnidraft.verification.residual import (
+from omnidraft.verification.drawn import Outcome, rejected
+from omnidraft.verification.rejection.residual import (
     correction,
     drafter_probability,
     draw_from,
@@ -24,23 +24,10 @@ from omnidraft.verification.residual import (
     thinned,
 )
 from omnidraft.verification.sampling import Sampler
-from omnidraft.verification.trie_walk import STOP, Symbol, Walk
+from omnidraft.verification.trie_walk import Walk
 
 PrefixProbs = Callable[[int], Probs]
 """p after the first i proposals, (V_p,) float64 summing to 1; called lazily and in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of verifying a walk."""
-
-    emitted: tuple[int, ...]  # accepted proposals, then a correction, completion or bonus token
-    accepted: int  # proposals accepted
-    symbols_accepted: int
-    refused: Symbol | None  # the first symbol not accepted
-
-
-# ---------------------------------------------------------------- verification
 
 
 def _all_accepted(walk: Walk, p_after: PrefixProbs, draw: Sampler) -> Outcome:
@@ -49,11 +36,6 @@ def _all_accepted(walk: Walk, p_after: PrefixProbs, draw: Sampler) -> Outcome:
     if not walk.ended:
         emitted.append(draw_inside(walk.cache, p_after(accepted), walk.node, draw))
     return Outcome(tuple(emitted), accepted, len(walk.symbols), None)
-
-
-def _rejected(walk: Walk, position: int, token: int) -> Outcome:
-    symbol = walk.symbols[position]
-    return Outcome((*walk.tokens[: symbol.index], token), symbol.index, position, symbol)
 
 
 def verify_token(walk: Walk, qs: Sequence[Probs], p_after: PrefixProbs, draw: Sampler) -> Outcome:
@@ -68,7 +50,7 @@ def verify_token(walk: Walk, qs: Sequence[Probs], p_after: PrefixProbs, draw: Sa
         big_p, big_q = target_probability(cache, symbol, p), drafter_probability(cache, symbol, qs)
         accept = min(1.0, big_p / big_q) if big_q > 0 else float(big_p > 0)
         if accept < 1 and draw(np.array([accept, 1 - accept])) == 1:
-            return _rejected(walk, position, correction(cache, symbol, qs, p, draw))
+            return rejected(walk, position, correction(cache, symbol, qs, p, draw))
     return _all_accepted(walk, p_after, draw)
 
 
@@ -97,7 +79,7 @@ def verify_block(walk: Walk, qs: Sequence[Probs], p_after: PrefixProbs, draw: Sa
             continue
         symbol = symbols[position]
         if ratio == 1:
-            return _rejected(walk, position, correction(cache, symbol, qs, p_after(symbol.index), draw))
+            return rejected(walk, position, correction(cache, symbol, qs, p_after(symbol.index), draw))
         bound = thinned(cache, symbol, ratio, draw)
         if bound == 0:
             continue
@@ -106,56 +88,5 @@ def verify_block(walk: Walk, qs: Sequence[Probs], p_after: PrefixProbs, draw: Sa
         cut = residual.total / (residual.total + 1 - ratio)
         cut = min(1.0, cut / bound)
         if cut == 1 or (cut > 0 and draw(np.array([cut, 1 - cut])) == 0):
-            return _rejected(walk, position, draw_from(cache, residual, p, draw))
+            return rejected(walk, position, draw_from(cache, residual, p, draw))
     raise AssertionError("the first symbol has ratio 1, so the draft is cut there at the latest")
-
-
-def verify_equal(proposals: Sequence[int], next_token: Callable[[int], int], *, ended: bool) -> Outcome:
-    """Verify proposals of which none was drawn; `ended` says that the last one ends the text.
-
-    `next_token` draws the target's token after the first i proposals, or gives its greedy one.  A proposal is accepted
-    if it is the token that was drawn: with the probability P of it, and a refused one is replaced by a draw from P
-    without it.  That is rejection sampling with a one-point Q.
-    """
-    emitted, accepted = [next_token(0)], 0
-    for token in proposals:
-        if emitted[-1] != token:
-            break
-        accepted += 1
-        if accepted == len(proposals) and ended:
-            break
-        emitted.append(next_token(accepted))
-    return Outcome(tuple(emitted), accepted, accepted, None)
-
-
-def verify_greedy(walk: Walk, best: Callable[[int], int]) -> Outcome:
-    """Verify with a one-hot p: accept proposals while they are the target's own greedy tokens.
-
-    `best(i)` is the greedy token after i proposals, called lazily and in order.
-    """
-    accepted = 0
-    while accepted < len(walk.tokens):
-        token = best(accepted)
-        if token != walk.tokens[accepted]:
-            return _rejected(walk, _first_refused(walk, accepted, token), token)
-        accepted += 1
-    if walk.ended:
-        return Outcome(tuple(walk.tokens), accepted, len(walk.symbols), None)
-    token = best(accepted)
-    refused = _first_refused(walk, accepted, token)
-    if refused < len(walk.symbols):
-        return _rejected(walk, refused, token)
-    return Outcome((*walk.tokens, token), accepted, refused, None)
-
-
-def _first_refused(walk: Walk, index: int, token: int) -> int:
-    """Position of the first symbol of target token `index` that does not lead to `token`."""
-    for position, symbol in enumerate(walk.symbols):
-        if symbol.index < index:
-            continue
-        if symbol.child >= 0 and token in walk.cache.tokens(symbol.child):
-            continue
-        if symbol.symbol == STOP and token == walk.cache.token_at(symbol.node):
-            continue
-        return position
-    return len(walk.symbols)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import ROOT, Probs
-from omnidraft.verification.rejection_sampling import PrefixProbs
+from omnidraft.verification.rejection.symbols import PrefixProbs
 from omnidraft.verification.sampling import Sampler
 
 
