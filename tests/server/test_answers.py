@@ -19,7 +19,7 @@ from omnidraft.server.bodies import read
 from omnidraft.server.chat import Places
 from omnidraft.server.grammar import Thought, answer_grammar, text_grammar, tokens_of
 from omnidraft.server.messages import of_response
-from omnidraft.server.reading.pieces import Piece
+from omnidraft.server.reading.events import Reasoning, Text
 from omnidraft.server.response_bodies import ResponseRequest
 from omnidraft.server.response_formats import ResponseFormat
 from support.serving import QUESTION, At, events, serving, user
@@ -407,8 +407,8 @@ def test_sources_of_content_are_not_those_of_the_reasoning_before_it(model: Omni
     first, second = len(ids) // 2, len(ids) - len(ids) // 2
     records = [SimpleNamespace(emitted=part, proposals=(), counts=SimpleNamespace(accepted=count, draft_passes=1))
                for part, count in ((ids[:first], 0), (ids[first:], second))]  # fmt: skip
-    found: list[Any] = [sources.of(cast("Any", records[0]), Piece(reasoning="Six by"))]
-    found.append(sources.of(cast("Any", records[1]), Piece(reasoning=" four.", content="That is 24.")))
+    found: list[Any] = [sources.of(cast("Any", records[0]), [Reasoning("Six by")])]
+    found.append(sources.of(cast("Any", records[1]), [Reasoning(" four."), Text("That is 24.")]))
     tokens = [token for each in found for token in each["tokens"]]
     assert "".join(token["text"] for token in tokens) == "Six by four.That is 24."
     texts = [model.target.tokenizer.decode(ids[:count]) for count in range(first + 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +12,9 @@ import pytest
 from omnidraft.server.grammar import SLASH
 from omnidraft.server.reading.call_formats import valued
 from omnidraft.server.reading.channels import ChannelReader
+from omnidraft.server.reading.choice import reading_of
+from omnidraft.server.reading.events import Arguments, Begin, Call, End, Event, Reader, Reasoning, Text
 from omnidraft.server.reading.marks import marks_of
-from omnidraft.server.reading.pieces import Call, Piece, Reader
 from omnidraft.server.reading.reader import CallReader, TextReader
 from omnidraft.server.reading.template_reader import TemplateReader
 
@@ -222,30 +223,53 @@ def make(transcript: Transcript) -> Reader:
     return TextReader(FUNCTIONS, marks, thinking=transcript.thinking)
 
 
-def read(reader: Reader, text: str, size: int, *, cut: bool = False) -> tuple[Piece, list[tuple[str, str]]]:
-    """What comes of a text in pieces of a size, with the calls put together from theirs."""
-    found = Piece()
-    for start in range(0, len(text), size):
-        found += reader.feed(text[start : start + size])
-    found += reader.end(cut=cut)
-    calls: list[list[str]] = []
-    for each in found.calls:
-        if each.index == len(calls):
-            assert each.name is not None
-            calls.append([each.name, ""])
+@dataclass
+class Told:
+    """What a reader told: each kind joined, and calls put together."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[tuple[str, Any]]:
+        return [(call.name, json.loads(call.arguments)) for call in self.calls]
+
+
+def told(events: Sequence[Event]) -> Told:
+    made, open_ = Told(), False
+    for each in events:
+        if isinstance(each, Begin):
+            assert not open_
+            made.calls.append(Call(each.name, "", cut=True))
+        elif isinstance(each, Text | Reasoning):
+            assert not open_
+            assert each.text
+            name = "content" if isinstance(each, Text) else "reasoning"
+            setattr(made, name, getattr(made, name) + each.text)
         else:
-            assert each.name is None
-        calls[each.index][1] += each.arguments
-    assert [(call.name, call.arguments) for call in reader.calls] == [tuple(call) for call in calls]
-    return found, [(name, arguments) for name, arguments in calls]
+            assert open_
+            last = made.calls[-1]
+            more = each.text if isinstance(each, Arguments) else ""
+            cut = each.cut if isinstance(each, End) else True
+            made.calls[-1] = replace(last, arguments=last.arguments + more, cut=cut)
+        open_ = isinstance(each, Begin | Arguments)
+    assert not open_
+    return made
+
+
+def read(reader: Reader, text: str, size: int, *, cut: bool = False) -> Told:
+    """What comes of a text in pieces of a size."""
+    events = [event for start in range(0, len(text), size) for event in reader.feed(text[start : start + size])]
+    return told([*events, *reader.end(cut=cut)])
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 10**6])
 @pytest.mark.parametrize("name", [*FAMILIES, *LENIENT])
 def test_content_reasoning_and_calls(name: str, size: int) -> None:
     expected = (FAMILIES | LENIENT)[name]
-    found, calls = read(make(expected), expected.text, size)
-    assert [(called, json.loads(arguments)) for called, arguments in calls] == expected.calls
+    found = read(make(expected), expected.text, size)
+    assert found.values == expected.calls
     assert (found.content, found.reasoning) == (expected.content, expected.reasoning)
 
 
@@ -258,13 +282,12 @@ CHANNELS = (
 
 @pytest.mark.parametrize("size", [1, 5, 10**6])
 def test_channels(size: int) -> None:
-    found, calls = read(ChannelReader(FUNCTIONS), CHANNELS, size)
+    found = read(ChannelReader(FUNCTIONS), CHANNELS, size)
     assert (found.content, found.reasoning) == ("I look.", "The user asks.")
-    assert calls == [("add", '{"a": 1}'), ("get_time", "{}")]
+    assert found.values == [("add", {"a": 1}), TIME]
     final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 24.<|return|>"
-    found, calls = read(ChannelReader(FUNCTIONS), final, size)
-    assert (found.content, found.reasoning, calls) == ("It is 24.", "Hm.", [])
-    assert read(ChannelReader(FUNCTIONS), "Just text", size)[0].content == "Just text"
+    assert read(ChannelReader(FUNCTIONS), final, size) == Told("It is 24.", "Hm.")
+    assert read(ChannelReader(FUNCTIONS), "Just text", size).content == "Just text"
 
 
 OWN: dict[str, Any] = {
@@ -289,19 +312,38 @@ def test_the_models_own_response_template(size: int) -> None:
     prompt = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\n"
     text = 'I think.</think>Well.<call>{"name": "add", "arguments": {"a": "1"}}</call><call>{"name": "get_time"}</call>'
     reader = TemplateReader(OWN, prompt, FUNCTIONS)
-    found, calls = read(reader, text, size)
+    found = read(reader, text, size)
     assert (found.content, found.reasoning) == ("Well.", "I think.")
-    assert calls == [("add", '{"a": 1}'), ("get_time", "{}")]
-    found, calls = read(TemplateReader(OWN, "", FUNCTIONS), "Well.<call>{no</call> more", size)
-    assert (found.content[:5], calls) == ("Well.", [])
+    assert found.values == [("add", {"a": 1}), TIME]
+    found = read(TemplateReader(OWN, "", FUNCTIONS), "Well.<call>{no</call> more", size)
+    assert (found.content[:5], found.calls) == ("Well.", [])
 
 
 @pytest.mark.parametrize("name", ["Hermes and Qwen2.5", "Mistral", "Kimi K2", "Qwen3-Coder and Qwen3.5"])
-def test_arguments_stream_as_they_come(name: str) -> None:
+def test_a_call_is_told_with_its_last_character(name: str) -> None:
     transcript = FAMILIES[name]
     reader = make(transcript)
-    pieces = [piece for character in transcript.text for piece in reader.feed(character).calls]
-    assert len([piece for piece in pieces if piece.index == 0]) > 3
+    before, last = "", len(transcript.calls)
+    for place, character in enumerate(transcript.text):
+        if any(isinstance(event, Begin) for event in reader.feed(character)):
+            before, last = transcript.text[: place + 1], last - 1
+            assert before.endswith(("}", "</function>"))
+    assert last == 0
+
+
+def test_arguments_of_a_forced_call_stream_as_they_come() -> None:
+    reader = CallReader(FUNCTIONS)
+    pieces = [event.text for each in WRITTEN for event in reader.feed(each) if isinstance(event, Arguments)]
+    assert len(pieces) > 10
+    assert "".join(pieces) == json.dumps(WHOLE[1])
+
+
+def test_numbers_that_no_client_can_hold_are_strings_in_a_forced_call() -> None:
+    for size in (1, 3, 100):
+        found = read(
+            CallReader(FUNCTIONS), '{"name": "add", "arguments": {"b": 1e400, "a": [-1e999, 1.5, null]}}', size
+        )
+        assert found.values == [("add", {"b": "1e400", "a": ["-1e999", 1.5, None]})]
 
 
 PART = WRITTEN[:40]
@@ -332,69 +374,49 @@ def test_a_call_that_is_cut_is_its_beginning(
     text: str, forced: bool, expected: tuple[str, Sequence[Call]], size: int
 ) -> None:
     reader = CallReader(FUNCTIONS) if forced else make(Transcript(""))
-    found, _ = read(reader, text, max(size, len(text) // 100), cut=True)
-    assert (found.content, reader.calls) == expected
+    found = read(reader, text, max(size, len(text) // 100), cut=True)
+    assert (found.content, found.calls) == expected
 
 
 def test_content_is_passed_on_at_once() -> None:
     reader = make(Transcript(""))
-    said = [reader.feed(text).content for text in ("I ", "<b>", "<tool_", "x")]
-    assert said == ["I ", "<b>", "", "<tool_x"]
-    assert TextReader({}, marks_of("", {}, ())).feed('{"name": "add"}').content == '{"name": "add"}'
+    said = [reader.feed(text) for text in ("I ", "<b>", "<tool_", "x")]
+    assert said == [[Text("I ")], [Text("<b>")], [], [Text("<tool_x")]]
+    assert TextReader({}, marks_of("", {}, ())).feed('{"name": "add"}') == [Text('{"name": "add"}')]
 
 
 def test_one_call_of_several() -> None:
     transcript = FAMILIES["Hermes and Qwen2.5"]
     reader = TextReader(FUNCTIONS, marks_of(transcript.template, {}, ()), one=True)
-    assert [name for name, _ in read(reader, transcript.text, 3)[1]] == ["add"]
-
-
-BROKEN: dict[str, Callable[[str], str]] = {
-    "cut": lambda text: text[: 2 * len(text) // 3],
-    "doubled": lambda text: text + text,
-    "marks alone": lambda text: "".join(part[:12] for part in text.split(">")),
-}
-
-
-@pytest.mark.parametrize("change", BROKEN)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_broken_reads_the_same_in_any_pieces(name: str, change: str) -> None:
-    transcript = FAMILIES[name]
-    text = BROKEN[change](transcript.text)
-    found = [read(make(transcript), text, size, cut=True) for size in (1, 3, 10**6)]
-    assert all(
-        (each.content, each.reasoning, calls) == (found[0][0].content, found[0][0].reasoning, found[0][1])
-        for each, calls in found
-    )
+    assert [call.name for call in read(reader, transcript.text, 3).calls] == ["add"]
 
 
 def test_channels_make_one_call_whatever_pieces_are_empty() -> None:
     reader = ChannelReader(FUNCTIONS)
     pieces = ["<|channel|>commentary to=functions.add<|message|>", "", "", '{"a":1}', "", "<|call|>"]
-    names = [call.name for text in pieces for call in reader.feed(text).calls if call.name]
-    reader.end()
-    assert (names, [(call.name, call.arguments) for call in reader.calls]) == (["add"], [("add", '{"a":1}')])
+    events = [event for text in pieces for event in reader.feed(text)]
+    assert told([*events, *reader.end()]).calls == [Call("add", '{"a":1}')]
 
 
 def test_channels_keep_the_first_of_calls_where_one_is_wanted() -> None:
-    reader = ChannelReader(FUNCTIONS, one=True)
-    for name in ("add", "get_time"):
-        reader.feed(f'<|start|>assistant<|channel|>commentary to=functions.{name}<|message|>{{"a":1}}<|call|>')
-    reader.end()
-    assert [call.name for call in reader.calls] == ["add"]
+    text = "".join(
+        f'<|start|>assistant<|channel|>commentary to=functions.{name}<|message|>{{"a":1}}<|call|>'
+        for name in ("add", "get_time")
+    )
+    assert [call.name for call in read(ChannelReader(FUNCTIONS, one=True), text, 7).calls] == ["add"]
 
 
 @pytest.mark.parametrize("text", ["a", "as", "assistant", "assistants help", "<"])
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_channels_keep_short_answers_without_a_header(text: str, size: int) -> None:
-    assert read(ChannelReader(FUNCTIONS), text, size)[0].content == text
+    assert read(ChannelReader(FUNCTIONS), text, size).content == text
 
 
 @pytest.mark.parametrize("text", ["[Note] it", "[link](x)", "{% if", "{ x: 1", '{"x": 1, '])
 def test_what_can_be_no_call_any_more_is_passed_on(text: str) -> None:
     transcript = FAMILIES["Hermes and Qwen2.5"]
     reader = TextReader(FUNCTIONS, marks_of(transcript.template, {}, ()))
-    assert "".join(reader.feed(character).content for character in text)
+    assert any(reader.feed(character) for character in text)
 
 
 def test_slashes_of_a_pattern_are_escaped_once() -> None:
@@ -405,3 +427,32 @@ def test_slashes_of_a_pattern_are_escaped_once() -> None:
 @pytest.mark.parametrize("text", ["1e400", "NaN", "-Infinity", "[1, 1e999]"])
 def test_a_number_that_json_cannot_hold_stays_text(text: str) -> None:
     assert valued(text, {"type": ["number", "array"]}) == text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said", "expected"),
+    [
+        ("assistant\n<think>\n", "", ("</think>", False)),
+        ("assistant\n", "", (None, False)),
+        ("user\n<think>\nassistant\n", "", (None, False)),
+        ("assistant\n<think>\nOk, it is", "<think>\nOk, it is", ("</think>", True)),
+        ("assistant\n<think>\nOk, it is", "Ok, it is ", ("</think>", True)),
+        ("assistant\n<think>\n", "<think>\n", ("</think>", False)),
+        ("assistant\n<think>Ok</think>It is", "<think>Ok</think>It is", (None, False)),
+        ("assistant\nIt is", "It is", (None, False)),
+    ],
+)
+def test_reasoning_that_the_prompt_has_begun(prompt: str, said: str, expected: tuple[str | None, bool]) -> None:
+    class Tokenizer:
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return "".join(map(chr, ids))
+
+    ids, marks = [*map(ord, prompt)], marks_of(THINK, {}, ())
+    reading = reading_of(Tokenizer(), ids, marks, {}, reasons=True, forced=False, said=said)
+    assert (reading.thinking, reading.goes_on) == expected
+    assert reading_of(Tokenizer(), ids, marks, {}, reasons=False, forced=False, said=said).thinking is None
+
+
+def test_the_rest_of_begun_reasoning_keeps_its_first_space() -> None:
+    reader = TextReader({}, marks_of(THINK, {}, ()), thinking="</think>", goes_on=True)
+    assert read(reader, " 4.\n</think>\n\nFour.", 1) == Told("Four.", " 4.")

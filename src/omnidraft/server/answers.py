@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from omnidraft.server.reading.pieces import Call, CallPiece, Piece, Reader
+from omnidraft.server.reading.events import Begin, Event, Reader, Reasoning, Text
+from omnidraft.server.reading.events import End as CallEnd
+from omnidraft.server.reading.json_calls import loaded
 from omnidraft.server.scheduler import Done, Task, Told
 from omnidraft.verification.round import Round
 
@@ -32,43 +34,91 @@ class TokenInfo:
         return {"token": self.text, "logprob": self.logprob, "bytes": self.data, "top_logprobs": top}
 
 
+@dataclass(eq=False, slots=True)
+class Item:
+    """A part of an answer that is of one kind, as far as it is there."""
+
+    kind: Literal["text", "reasoning", "call"]
+    place: int  # among the answer's items
+    text: str = ""  # of a call its arguments, as JSON
+    name: str = ""  # of a call's function
+    number: int = 0  # of a call, among the calls
+    cut: bool = False  # the answer ended within it
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    @property
+    def call_id(self) -> str:
+        """By which the result of a call is told."""
+        return f"call_{self.id}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments of a call by name; of one that is cut, those that are whole."""
+        found = loaded(self.text, begun=True)
+        return found if isinstance(found, dict) else {"arguments": self.text} if self.text else {}
+
+
+@dataclass(slots=True)
+class Change:
+    """What happens to an item: it begins, has more text, or is over."""
+
+    item: Item
+    text: str = ""
+    begins: bool = False
+    ends: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Delta:
     """The part of an answer that a round adds."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: Sequence[CallPiece] = ()
+    changes: Sequence[Change] = ()
     logprobs: Sequence[TokenInfo] = ()
     trace: dict[str, Any] | None = None  # the extension, where it is asked for
 
+    @property
+    def content(self) -> str:
+        """Its text."""
+        return "".join(change.text for change in self.changes if change.item.kind == "text")
+
 
 class Answer:
-    """Takes the events of one task: `take` while it is made, then the attributes."""
+    """Takes the events of one task: `take` while it is made, then the attributes.
+
+    Its items follow each other as in its text, each whole before the next begins; there is a text, maybe empty, where
+    there is no call.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.content = self.reasoning = ""
+        self.items: list[Item] = []
         self.logprobs: list[TokenInfo] = []  # the prompt's among them, where they are asked for
         self.prompt_tokens = 0  # of the log-probabilities
-        self.call_ids: list[str] = []
         self.done: Done | None = None
         self._reader: Reader = task.reading.reader(task.served.marks)
+        self._open: Item | None = None  # the last item, where more of it may come
         self._sources = Sources(task) if task.trace else None
 
     def take(self, event: Told | Done) -> Delta:
         """The part that a round adds, or the end."""
         delta = self._step(event) if isinstance(event, Told) else self._end(event)
-        self.content += delta.content
-        self.reasoning += delta.reasoning
         self.logprobs += delta.logprobs
-        self.call_ids += [f"call_{secrets.token_hex(12)}" for each in delta.calls if each.name is not None]
         return delta
 
     @property
-    def calls(self) -> Sequence[Call]:
+    def content(self) -> str:
+        """All text so far."""
+        return "".join(item.text for item in self.items if item.kind == "text")
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning so far."""
+        return "".join(item.text for item in self.items if item.kind == "reasoning")
+
+    @property
+    def calls(self) -> list[Item]:
         """The calls so far."""
-        return self._reader.calls
+        return [item for item in self.items if item.kind == "call"]
 
     @property
     def likelihood(self) -> float:
@@ -79,8 +129,8 @@ class Answer:
     @property
     def finish(self) -> str:
         """OpenAI's reason for the end."""
-        whole = bool(self.calls) and not self.calls[-1].cut
-        return "tool_calls" if whole else ENDS.get(self.finished.result.finish_reason, "stop")
+        calls = self.calls
+        return "tool_calls" if calls and not calls[-1].cut else ENDS.get(self.finished.result.finish_reason, "stop")
 
     @property
     def usage(self) -> dict[str, int]:
@@ -130,20 +180,55 @@ class Answer:
         record, infos = step.record, self._prompt_infos(step)
         if self.task.prompt_alone:
             return Delta(logprobs=infos)
-        piece = self._reader.feed(step.text)
-        trace = None if self._sources is None else self._sources.of(record, piece)
-        return self._delta(piece, [*infos, *self._infos(record)], trace)
+        told = self._reader.feed(step.text)
+        trace = None if self._sources is None else self._sources.of(record, told)
+        return Delta(changes=self._changes(told), logprobs=[*infos, *self._infos(record)], trace=trace)
 
     def _end(self, done: Done) -> Delta:
         self.done = done
-        piece = self._reader.end(cut=done.result.finish_reason in CUTS)
-        told = piece.content or piece.reasoning
-        trace = self._sources.of(None, piece) if self._sources is not None and told else None
-        return self._delta(piece, (), trace)
+        told = self._reader.end(cut=done.result.finish_reason in CUTS)
+        shown = self._sources is not None and any(isinstance(each, Text | Reasoning) for each in told)
+        trace = self._sources.of(None, told) if self._sources is not None and shown else None
+        changes, finish = self._changes(told), self.finish
+        if self._open is not None:
+            self._open.cut = finish == "length"
+        if all(item.kind == "reasoning" for item in self.items):
+            changes += self._begun("text")
+            self.items[-1].cut = finish == "length"
+        return Delta(changes=changes + self._ended(), trace=trace)
 
-    def _delta(self, piece: Piece, infos: Sequence[TokenInfo], trace: dict[str, Any] | None) -> Delta:
-        reasoning = piece.reasoning if self.task.reading.tells_reasoning else ""
-        return Delta(content=piece.content, reasoning=reasoning, calls=piece.calls, logprobs=infos, trace=trace)
+    def _changes(self, events: Sequence[Event]) -> list[Change]:
+        """What events do to the items."""
+        made: list[Change] = []
+        for each in events:
+            if isinstance(each, Begin):
+                made += self._begun("call", each.name)
+                continue
+            if isinstance(each, Text | Reasoning):
+                kind: Literal["text", "reasoning"] = "text" if isinstance(each, Text) else "reasoning"
+                if kind == "reasoning" and not self.task.reading.tells_reasoning:
+                    continue
+                if self._open is None or self._open.kind != kind:
+                    made += self._begun(kind)
+            item = self.items[-1]
+            if isinstance(each, CallEnd):
+                item.cut = each.cut
+                made += self._ended()
+            else:
+                item.text += each.text
+                made.append(Change(item, each.text))
+        return made
+
+    def _begun(self, kind: Literal["text", "reasoning", "call"], name: str = "") -> list[Change]:
+        """A new item begins, and the one before is over."""
+        ended = self._ended()
+        self._open = Item(kind, len(self.items), name=name, number=len(self.calls))
+        self.items.append(self._open)
+        return [*ended, Change(self._open, begins=True)]
+
+    def _ended(self) -> list[Change]:
+        item, self._open = self._open, None
+        return [] if item is None else [Change(item, ends=True)]
 
     def _prompt_infos(self, step: Told) -> list[TokenInfo]:
         """The log-probabilities of the prompt's tokens, with the first round; the first token has none."""
@@ -194,18 +279,19 @@ def timings(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 class Sources:
-    """Says of each piece of an answer's reasoning and content which tokens it is of, and where these come from."""
+    """Says of each piece of an answer's reasoning and text which tokens it is of, and where these come from."""
 
     def __init__(self, task: Task) -> None:
         self._text = task.served.model.text_after(task.ids)
         self._waiting: deque[tuple[str, str]] = deque()  # text and source of tokens that are not out
 
-    def of(self, record: Round | None, piece: Piece) -> dict[str, Any]:
-        """The extension of a chunk with this piece; None is the end of the answer."""
+    def of(self, record: Round | None, told: Sequence[Event]) -> dict[str, Any]:
+        """The extension of a chunk that tells this; None is the end of the answer."""
         if record is not None:
             for place, token in enumerate(record.emitted):
                 self._waiting.append((self._text.feed([token]), _source(record, place)))
-        tokens = [*self._tokens(piece.reasoning), *self._tokens(piece.content)]
+        texts = [each.text for each in told if isinstance(each, Text | Reasoning)]
+        tokens = [token for text in texts for token in self._tokens(text)]
         proposed = 0 if record is None else len(record.proposals)
         return {"tokens": tokens, "draft": proposed, "accepted": 0 if record is None else record.counts.accepted}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omnidraft.errors import CONTEXT_LENGTH
 from omnidraft.server import protocol as p
-from omnidraft.server.answers import Answer, Delta
+from omnidraft.server.answers import Answer, Delta, Item
 from omnidraft.server.anthropic_bodies import (
     CountRequest,
     Message,
@@ -33,7 +33,12 @@ from omnidraft.server.server_settings import Serving
 from omnidraft.server.tasks import chat_length, tasks_of
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as in a chat
-TEXT = {"type": "text", "text": ""}
+TEXT: dict[str, Any] = {"type": "text", "text": ""}
+DELTAS = {  # their types, and what is in them
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 PATHS = (  # of what a chat calls otherwise
     ("reasoning_effort", "output_config.effort"),
     ("stop", "stop_sequences"),
@@ -160,18 +165,10 @@ class Messages(Reply):
         super().__init__(batch, asked)
         own = {"type": "message", "role": "assistant", "model": self.model}
         self._head = {"id": f"msg_{secrets.token_hex(12)}", **own}
-        self._index, self._kind = -1, ""  # of the block that goes out
 
     def whole(self) -> dict[str, Any]:
-        answer = self.answer
-        content: list[dict[str, Any]] = []
-        if answer.reasoning:
-            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-        if answer.content or not answer.calls:
-            content.append({"type": "text", "text": answer.content})
-        ids = zip(answer.call_ids, answer.calls, strict=True)
-        content += [_use(id_, call.name) | {"input": call.values} for id_, call in ids]
-        return self._head | {"content": content} | self._end() | {"usage": self._usage()} | answer.beside
+        content = [_block(item) | _filled(item) for item in self.answer.items]
+        return self._head | {"content": content} | self._end() | {"usage": self._usage()} | self.answer.beside
 
     def begin(self) -> Iterator[bytes]:
         begun = {"input_tokens": len(self.answer.task.ids), "output_tokens": 0}
@@ -183,42 +180,22 @@ class Messages(Reply):
         return _event("ping")
 
     def end(self) -> Iterator[bytes]:
-        if not self.answer.content and not self.answer.calls:  # as the whole message has it
-            yield from self._opened("text", TEXT)
-        yield from self._opened("")
         yield _event("message_delta", delta=self._end(), usage=self._usage(), **self.answer.beside)
         yield _event("message_stop")
 
     def fail(self, error: ApiError) -> bytes:
         return _event("error", error=of_anthropic(error))
 
-    def add(self, answer: Answer, delta: Delta) -> Iterator[bytes]:
-        if delta.reasoning:
-            yield from self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            yield self._changed({"type": "thinking_delta", "thinking": delta.reasoning})
-        if delta.content:
-            yield from self._opened("text", TEXT)
-            yield self._changed({"type": "text_delta", "text": delta.content})
-        for piece in delta.calls:
-            if piece.name is not None:
-                block = _use(answer.call_ids[piece.index], piece.name) | {"input": {}}
-                yield from self._opened(f"tool_use {piece.index}", block)
-            if piece.arguments:
-                yield self._changed({"type": "input_json_delta", "partial_json": piece.arguments})
-
-    def _opened(self, kind: str, block: Mapping[str, Any] | None = None) -> Iterator[bytes]:
-        """The events that end the block before, of another kind, and begin one; without a block, only those."""
-        if kind == self._kind:
-            return
-        if self._kind:
-            yield _event("content_block_stop", index=self._index)
-        self._kind = kind
-        if block is not None:
-            self._index += 1
-            yield _event("content_block_start", index=self._index, content_block=block)
-
-    def _changed(self, delta: Mapping[str, Any]) -> bytes:
-        return _event("content_block_delta", index=self._index, delta=delta)
+    def add(self, answer: Answer, delta: Delta) -> Iterator[bytes]:  # noqa: ARG002
+        for change in delta.changes:
+            item, place = change.item, {"index": change.item.place}
+            if change.begins:
+                yield _event("content_block_start", **place, content_block=_block(item))
+            if change.text:
+                kind, name = DELTAS[item.kind]
+                yield _event("content_block_delta", **place, delta={"type": kind, name: change.text})
+            if change.ends:
+                yield _event("content_block_stop", **place)
 
     def _end(self) -> dict[str, Any]:
         answer = self.answer
@@ -248,8 +225,16 @@ class Messages(Reply):
         }
 
 
-def _use(id_: str, name: str) -> dict[str, Any]:
-    return {"type": "tool_use", "id": id_, "name": name}
+def _block(item: Item) -> dict[str, Any]:
+    """A block of content as it begins."""
+    if item.kind == "call":
+        return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": {}}
+    return TEXT if item.kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def _filled(item: Item) -> dict[str, Any]:
+    """What a block of content comes to."""
+    return {"input": item.values} if item.kind == "call" else {DELTAS[item.kind][1]: item.text}
 
 
 def _event(kind: str, **rest: Any) -> bytes:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from omnidraft.server.answers import Answer, Delta, TokenInfo, timings
+from omnidraft.server.answers import Answer, Change, Delta, Item, TokenInfo, timings
 from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError
 from omnidraft.server.request_answers import Reply, RequestAnswers, event
@@ -48,8 +48,8 @@ class Choices(Reply):
     def add(self, answer: Answer, delta: Delta) -> Iterator[bytes]:
         for at, told in enumerate(self._told):
             if told is answer:
-                for each in self.chunks(at, delta):
-                    yield self._event(at, each, delta.trace)
+                for number, each in enumerate(self.chunks(at, delta)):
+                    yield self._event(at, each, delta.trace if number == 0 else None)
 
     def end(self) -> Iterator[bytes]:
         for at in range(len(self._told)):
@@ -101,9 +101,8 @@ class Chat(Choices):
         message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
-        if answer.calls:
-            calls = zip(answer.call_ids, answer.calls, strict=True)
-            made = [_call(id_, {"name": call.name, "arguments": call.arguments}) for id_, call in calls]
+        if calls := answer.calls:
+            made = [_call(call) | {"function": {"name": call.name, "arguments": call.text}} for call in calls]
             message |= {"content": answer.content or None, "tool_calls": made}
         logprobs = self._logprobs(answer.logprobs) if answer.task.tells_logprobs else None
         return {"message": message, "logprobs": logprobs, "finish_reason": answer.finish}
@@ -112,23 +111,15 @@ class Chat(Choices):
         for at in range(len(self._told)):
             yield self._event(at, {"delta": {"role": "assistant", "content": ""}})
 
-    def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:
-        made: list[dict[str, Any]] = []
-        if delta.reasoning:
-            made.append({"delta": {"reasoning_content": delta.reasoning}})
+    def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:  # noqa: ARG002
+        made = [{"delta": told} for change in delta.changes if (told := _told(change))]
         logprobs = delta.logprobs if self.batch.task.tells_logprobs else ()
-        if delta.content or logprobs or (delta.trace is not None and not delta.reasoning):
-            choice: dict[str, Any] = {"delta": {"content": delta.content}}
+        if logprobs or (delta.trace is not None and not made):
+            chunk: dict[str, Any] | None = next((each for each in made if "content" in each["delta"]), None)
+            if chunk is None:
+                made.append(chunk := {"delta": {"content": ""}})
             if logprobs:
-                choice["logprobs"] = self._logprobs(logprobs)
-            made.append(choice)
-        for piece in delta.calls:
-            function: dict[str, Any] = {"arguments": piece.arguments}
-            if piece.name is None:
-                call: dict[str, Any] = {"function": function}
-            else:
-                call = _call(self._told[at].call_ids[piece.index], {"name": piece.name, **function})
-            made.append({"delta": {"tool_calls": [{"index": piece.index, **call}]}})
+                chunk["logprobs"] = self._logprobs(logprobs)
         return made
 
     def last(self, at: int) -> dict[str, Any]:
@@ -204,5 +195,17 @@ class Places:
         return found
 
 
-def _call(id_: str, function: dict[str, Any]) -> dict[str, Any]:
-    return {"id": id_, "type": "function", "function": function}
+def _told(change: Change) -> dict[str, Any]:
+    """The delta of a chunk that tells of a change, if anything is to be told."""
+    item = change.item
+    if item.kind != "call":
+        name = "content" if item.kind == "text" else "reasoning_content"
+        return {name: change.text} if change.text else {}
+    if change.begins:
+        return {"tool_calls": [{"index": item.number, **_call(item), "function": {"name": item.name, "arguments": ""}}]}
+    arguments = {"index": item.number, "function": {"arguments": change.text}}
+    return {"tool_calls": [arguments]} if change.text else {}
+
+
+def _call(item: Item) -> dict[str, Any]:
+    return {"id": item.call_id, "type": "function"}

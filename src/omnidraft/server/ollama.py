@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.server import protocol as p
-from omnidraft.server.answers import Answer, Delta
+from omnidraft.server.answers import Answer, Delta, Item
 from omnidraft.server.bodies import Received
 from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.ollama_bodies import Asked, OllamaChat, OllamaGenerate
-from omnidraft.server.reading.pieces import Call
 from omnidraft.server.request_answers import Reply, RequestAnswers
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served_model import ServedModel
@@ -107,12 +106,17 @@ class Lines(Reply):
         return self._line(answer.content, answer.reasoning, answer.calls) | self._end()
 
     def add(self, answer: Answer, delta: Delta) -> Iterator[bytes]:  # noqa: ARG002
-        if delta.content or delta.reasoning:
-            yield to_json(self._line(delta.content, delta.reasoning) | {"done": False}) + b"\n"
+        for change in delta.changes:
+            item = change.item
+            if item.kind == "call":
+                line = self._line("", "", [item]) if change.ends else None  # whole, as Ollama's clients take them
+            else:
+                said = (change.text, "") if item.kind == "text" else ("", change.text)
+                line = self._line(*said) if change.text else None
+            if line is not None:
+                yield to_json(line | {"done": False}) + b"\n"
 
     def end(self) -> Iterator[bytes]:
-        if self.answer.calls:  # whole, as Ollama's clients take them
-            yield to_json(self._line("", "", self.answer.calls) | {"done": False}) + b"\n"
         yield to_json(self._line("", "") | self._end()) + b"\n"
 
     def alive(self) -> bytes:
@@ -121,7 +125,7 @@ class Lines(Reply):
     def fail(self, error: ApiError) -> bytes:
         return to_json({"error": str(error)}) + b"\n"
 
-    def _line(self, content: str, reasoning: str, calls: Sequence[Call] = ()) -> dict[str, Any]:
+    def _line(self, content: str, reasoning: str, calls: Sequence[Item] = ()) -> dict[str, Any]:
         head = {"model": self.model, "created_at": now()}
         thinking = {"thinking": reasoning} if reasoning else {}
         if not isinstance(self.asked.body, OllamaChat):
@@ -129,8 +133,7 @@ class Lines(Reply):
         message: dict[str, Any] = {"role": "assistant", "content": content} | thinking
         if calls:
             message["tool_calls"] = [
-                {"function": {"index": place, "name": call.name, "arguments": call.values}}
-                for place, call in enumerate(calls)
+                {"function": {"index": call.number, "name": call.name, "arguments": call.values}} for call in calls
             ]
         return head | {"message": message}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -142,9 +143,14 @@ class Reply(ABC):
         try:
             for each in self.begin():
                 yield each
+            said = time.monotonic()
             async for answer, delta in self.batch.deltas(QUIET_S):
-                for each in [self.alive()] if delta is None else self.add(answer, delta):
+                made = [] if delta is None else [*self.add(answer, delta)]
+                if not made and (delta is None or time.monotonic() - said > QUIET_S):  # a long call is told when whole
+                    made = [self.alive()]
+                for each in made:
                     yield each
+                said = time.monotonic() if made else said
             for each in self.end():
                 yield each
         except ApiError as error:

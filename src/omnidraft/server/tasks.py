@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from omnidraft.decoding.engine import Extras
@@ -175,10 +176,10 @@ def _conversation(
         else:
             functions = {}
     parameters = {each["name"]: each.get("parameters") or {} for each in functions.values()}
+    said = str(prompt.messages[-1]["content"] or "") if prompt.controls.get("continue_final_message") else ""
     with served.lock:
-        reading = reading_of(
-            served.model.target.tokenizer, ids, served.marks, parameters, reasons=reasons, forced=tools.forced
-        )
+        read = partial(reading_of, served.model.target.tokenizer, ids, served.marks, parameters)
+        reading = read(reasons=reasons, forced=tools.forced, said=said)
     strictly = form is None and not tools.forced and tools.strict and bool(functions) and wraps
     followed = tools.forced or form is not None or strictly
     found: tuple[dict[str, Any], list[str]] = ({}, [])

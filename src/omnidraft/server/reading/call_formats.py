@@ -1,8 +1,8 @@
-"""Calls as models write them between marks of their own, read while they come.
+"""Calls as models write them between marks of their own.
 
 Marks are listed by model in `marks.py`; a new style is only for text of another kind.  Each is given the text behind
-the opening mark, as far as it is there, and finds the same calls in any longer text that begins so: arguments only
-grow.
+the opening mark, as far as it is there, the marks that may close it, and whether the text is `over`.  It finds one
+call, or one list of them.  What it has decided holds for any longer text that begins so.
 """
 
 from __future__ import annotations
@@ -10,29 +10,41 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
-from omnidraft.server.reading.json_calls import Found, loaded, read_json, value_end
-from omnidraft.server.reading.pieces import Call, Functions
+from omnidraft.server.reading.events import Call, Functions
+from omnidraft.server.reading.json_calls import MORE, NONE, Found, checked, loaded, mending, read_arguments, read_json
+from omnidraft.server.reading.scanning import GEMMA, PYTHON, scan, tokens
 
-Style = Callable[[str, Functions], Found]
 NAME = r"[\w.-]{1,64}"
 FUNCTION_MARK = "<function="
+END_MARK = "</tool_call>"
 HEADER = re.compile(
     rf"\s*(?:function<｜tool▁sep｜>|functions\.)?({NAME}?)(?::\d+)?\s*"
     r"(?:<｜tool▁sep｜>|<\|tool_call_argument_begin\|>|\[CALL_ID\]\w+(?:\[ARGS\])?|\[ARGS\])?\s*(?:```json\s*)?(?=\{)"
 )
 BEFORE_NAME = ("functions.", "function<｜tool▁sep｜>")
 WORD = re.compile(rf"\s*(?:functions\.|function<｜tool▁sep｜>)?({NAME})?")
-HEADER_LENGTH = 100  # characters between a name and its arguments at most
-GEMMA = re.compile(rf"\s*call:({NAME})(?=\{{)")
-GEMMA_MARKS = re.compile(r'(<\|"\|>|<escape>)(.*?)\1|"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+HEADER_LENGTH = 100  # characters between a name and its arguments are fewer
+FENCE = "```"
+TOO_MANY = re.compile(r"^(?:\s*[}\]])+")  # brackets behind a call
+PYTHON_CALL = re.compile(rf"\[\s*({NAME})\(")
+PYTHON_BEGUN = re.compile(rf"\[\s*(?:{NAME})?")
+GEMMA_CALL = re.compile(rf"\s*call:({NAME})(?=\{{)")
+GEMMA_BEGUN = re.compile(rf"\s*(?:c|ca|cal|call|call:(?:{NAME})?)?")
 BARE_KEY = re.compile(r"(^|[{,]\s*)([A-Za-z_][\w-]*)\s*:")
-PYTHON = {"True": True, "False": False, "None": None}
+LITERALS = {"True": True, "False": False, "None": None}  # as Python writes them
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-QUOTES = ('<|"|>', "<escape>")
+
+
+class Style(Protocol):
+    """A way to write calls."""
+
+    def __call__(self, text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:
+        """What a text is, of which more comes unless it is over."""
 
 
 @dataclass(frozen=True)
@@ -42,66 +54,85 @@ class Marked:
     head: re.Pattern[str]
     pair: re.Pattern[str]
     end: re.Pattern[str]
-    begins: Callable[[str, Functions], bool]  # whether more of a text may make it a call
+    begun: re.Pattern[str]  # what may become a pair
+    marks: tuple[str, ...]  # one of which may begin behind that
 
-    def __call__(self, text: str, functions: Functions) -> Found:
-        calls: list[Call] = []
-        place = 0
-        while (head := self.head.match(text, place)) is not None:
-            if head[1] not in functions:
-                return Found(calls, place if calls else None, wrong=True)
-            values, place = [], head.end()
-            while (each := self.pair.match(text, place)) is not None:
-                values.append((each[1].strip(), each[2]))
-                place = each.end()
-            closed = self.end.match(text, place)
-            calls.append(_call(head[1], values, functions, whole=closed is not None))
-            if closed is None:
-                return Found(calls, None)
-            place = closed.end()
-        if self.begins(text[place:].lstrip(), functions):
-            return Found(calls, None)
-        return Found(calls, place if calls else None, wrong=not calls)
+    def __call__(self, text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:  # noqa: ARG002
+        head = self.head.match(text)
+        if head is None or head[1] not in functions:
+            more = XML_BEGUN.match(text) or FUNCTION_MARK.startswith(text.strip()) or _may_be_named(text, functions)
+            return MORE if head is None and more else NONE
+        values, place = [], head.end()
+        while (each := self.pair.match(text, place)) is not None:
+            values.append((each[1].strip(), each[2]))
+            place = each.end()
+        closed, rest = self.end.match(text, place), text[place:].lstrip()
+        if closed is not None or (over and not rest):
+            end = len(text) if closed is None else closed.end()
+            return checked(Found([_call(head[1], values, functions, whole=True)], end))
+        last = self.begun.match(rest)
+        tail = rest[last.end() :] if last else rest
+        more = any(mark.startswith(tail) for mark in self.marks)
+        return Found([_call(head[1], values, functions, whole=False)]) if more else NONE
 
 
-def tagged(text: str, functions: Functions) -> Found:
+XML_BEGUN = re.compile(rf"\s*{FUNCTION_MARK}(?:{NAME})?\Z")
+XML = Marked(
+    re.compile(rf"\s*<function=({NAME})>"),
+    # whose end ends the last text, too
+    re.compile(rf"\s*<parameter=({NAME})>\n?(.*?)(?:\n?</parameter>|(?=\s*</function>\s*{END_MARK}))", re.DOTALL),
+    re.compile(rf"\s*(?:</function>|(?={END_MARK}))"),
+    re.compile(rf"<parameter=(?:{NAME}(?:>.*)?)?", re.DOTALL),
+    ("<parameter=", "</function>", END_MARK),
+)
+PAIRS = Marked(
+    re.compile(rf"\s*({NAME})\s{{0,50}}(?=<arg_key>|{END_MARK})"),
+    re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
+    re.compile(rf"\s*(?={END_MARK})"),
+    re.compile(r"<arg_key>[^<]*(?:</arg_key>\s*(?:<arg_value>.*)?)?", re.DOTALL),
+    ("<arg_key>", "</arg_key>", "<arg_value>", END_MARK),
+)
+
+
+def tagged(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:
     """JSON, XML or pairs: what is between `<tool_call>` and its end."""
-    begun = text.lstrip()
-    if begun[:1] in ("{", "["):
-        return read_json(text, 0, functions)
-    return (XML if begun.startswith(FUNCTION_MARK) or FUNCTION_MARK.startswith(begun) else PAIRS)(text, functions)
+    bare = text.lstrip()
+    if bare[:1] in ("{", "["):
+        return read_json(text, functions, close, over=over)
+    return (XML if bare.startswith(FUNCTION_MARK) or FUNCTION_MARK.startswith(bare) else PAIRS)(
+        text, functions, close, over=over
+    )
 
 
-def function_in_xml(text: str, functions: Functions) -> Found:
+def function_in_xml(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:
     """A function in XML, behind a `<function=` that stands alone."""
-    found = XML(f"{FUNCTION_MARK}{text}", functions)
-    end = None if found.end is None else max(0, found.end - len(FUNCTION_MARK))
-    return Found(found.calls, end, found.wrong)
+    return XML(f"{FUNCTION_MARK}{text}", functions, close, over=over).behind(-len(FUNCTION_MARK))
 
 
-def named(text: str, functions: Functions) -> Found:
+def named(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:
     """A name, a mark, and arguments in JSON; several follow each other by the opening mark."""
     if text.lstrip()[:1] in ("[", "{"):
-        return read_json(text, 0, functions)
+        return read_json(text, functions, close, over=over)
     head = HEADER.match(text)
     if head is None:
-        return Found([], None, wrong=not _may_be_named(text, functions))
-    if head[1] not in functions:
-        return Found([], None, wrong=True)
-    end = value_end(text, head.end())
-    call = Call(head[1], text[head.end() : end], cut=end is None)
-    if end is None or "```" not in text[: head.end()]:
-        return Found([call], end)
-    rest = text[end:].lstrip()
-    if "```".startswith(rest):
-        return Found([call], None)
-    return Found([call], len(text) - len(rest.removeprefix("```")))
+        return MORE if _may_be_named(text, functions) else NONE
+    start = head.end()
+    if head[1] not in functions or start - head.end(1) >= HEADER_LENGTH:
+        return NONE
+    fenced = FENCE in head[0]
+    found = read_arguments(head[1], text[start:], (*close, FENCE) if fenced else close, over=over).behind(start)
+    if found.end is None or not fenced:
+        return found
+    rest = TOO_MANY.sub("", text[found.end :]).lstrip()
+    if not over and FENCE.startswith(rest):
+        return Found(found.calls)
+    return Found(found.calls, len(text) - len(rest.removeprefix(FENCE)))
 
 
 def _may_be_named(text: str, functions: Functions) -> bool:
     """True where a text may be the beginning of a function's name, with little after it."""
-    begun = text.lstrip()
-    if any(mark.startswith(begun) for mark in BEFORE_NAME):
+    bare = text.lstrip()
+    if any(mark.startswith(bare) for mark in BEFORE_NAME):
         return True
     word = WORD.match(text)
     name, rest = (word[1] or "", text[word.end() :]) if word else ("", text)
@@ -110,90 +141,65 @@ def _may_be_named(text: str, functions: Functions) -> bool:
     return name in functions and len(rest) < HEADER_LENGTH
 
 
-XML = Marked(
-    re.compile(rf"\s*<function=({NAME})>"),
-    re.compile(rf"\s*<parameter=({NAME})>\n?(.*?)\n?</parameter>", re.DOTALL),
-    re.compile(r"\s*</function>"),
-    lambda text, _: FUNCTION_MARK.startswith(text) or re.fullmatch(rf"{FUNCTION_MARK}(?:{NAME})?", text) is not None,
-)
-PAIRS = Marked(
-    re.compile(rf"\s*({NAME})\s*(?=<arg_key>|</tool_call>)"),
-    re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
-    re.compile(r"\s*(?=</tool_call>)"),
-    _may_be_named,
-)
-
-
-def python(text: str, functions: Functions) -> Found:
+def python(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:
     """A list of Python calls, whose arguments are literals."""
-    start = len(text) - len(text.lstrip())
-    if (first := text[start : start + 1]) != "[":
-        return read_json(text, 0, functions) if first == "{" else Found([], None, wrong=bool(first))
-    if (begin := re.compile(rf"\[\s*({NAME})\(").match(text, start)) is None:
-        broken = re.compile(rf"\[\s*(?:{NAME})?$").match(text, start) is None
-        return read_json(text, 0, functions) if broken else Found([], None)
-    end = _python_end(text, start)
-    if end is None or begin[1] not in functions:
-        return Found([], None, wrong=begin[1] not in functions)
+    bare = text.lstrip()
+    if bare[:1] != "[":
+        return read_json(text, functions, close, over=over) if bare[:1] == "{" else NONE if bare else MORE
+    begin = PYTHON_CALL.match(bare)
+    if begin is None:
+        return MORE if PYTHON_BEGUN.fullmatch(bare) else read_json(text, functions, close, over=over)
+    if begin[1] not in functions:
+        return NONE
+    found = mending(partial(_python_calls, functions), bare, PYTHON, close, over=over)
+    return found.behind(len(text) - len(bare))
+
+
+def _python_calls(functions: Functions, text: str) -> Found:
+    end = scan(text, 0, PYTHON).end
+    if end is None:
+        return MORE
     try:
-        tree = ast.parse(text[start:end], mode="eval").body
+        tree = ast.parse(text[:end], mode="eval").body
         calls = [_python_call(each, functions) for each in getattr(tree, "elts", ())]
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return Found([], None, wrong=True)
-    return Found(calls, end, wrong=not calls)
-
-
-def _python_end(text: str, start: int) -> int | None:
-    """Where a list ends that begins at `start`; None where it goes on."""
-    depth, quote, place = 0, "", start
-    for mark in re.compile(r"""\\.|'''|\"\"\"|['"]|[\[({]|[\])}]""", re.DOTALL).finditer(text, start):
-        place = mark.end()
-        if quote:
-            quote = "" if mark[0] == quote else quote
-        elif mark[0][0] in "'\"":
-            quote = mark[0]
-        else:
-            depth += (mark[0] in "[({") - (mark[0] in "])}")
-            if depth == 0:
-                return place
-    return None
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return NONE
+    return checked(Found(calls, end)) if calls else NONE
 
 
 def _python_call(node: ast.expr, functions: Functions) -> Call:
-    """A call of Python; raises ValueError for anything else."""
+    """A call of Python; raises ValueError or TypeError for anything else."""
     if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name | ast.Attribute):
         raise ValueError("no call with named arguments")
     name = ast.unparse(node.func)
-    if name not in functions:
-        raise ValueError("no function of this name")
-    found = {each.arg: ast.literal_eval(each.value) for each in node.keywords if each.arg}
-    return Call(name, json.dumps(found, ensure_ascii=False))
+    if name not in functions or not all(each.arg for each in node.keywords):
+        raise ValueError("no function of this name, or arguments without one")
+    values = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
+    return Call(name, json.dumps(values, ensure_ascii=False))
 
 
-def gemma(text: str, functions: Functions) -> Found:
+def gemma(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:
     """`call:name{...}`: JSON with keys as they are, and quotes of its own."""
-    head = GEMMA.match(text)
+    head = GEMMA_CALL.match(text)
     if head is None:
-        begun = text.lstrip()
-        return Found([], None, wrong=re.fullmatch(rf"(?:c|ca|cal|call|call:(?:{NAME})?)?", begun) is None)
+        return MORE if GEMMA_BEGUN.fullmatch(text) else NONE
     if head[1] not in functions:
-        return Found([], None, wrong=True)
-    depth, end, made = 0, None, ""
-    place = head.end()
-    for mark in GEMMA_MARKS.finditer(text, place):
-        made += BARE_KEY.sub(r'\1"\2":', text[place : mark.start()])
-        place = mark.end()
-        if mark[1]:
-            made += json.dumps(mark[2], ensure_ascii=False)
-            continue
-        made += mark[0]
-        depth += (mark[0] in ("{", "[")) - (mark[0] in ("}", "]"))
-        if depth == 0:
-            end = place
-            break
-    if end is None or any(text[head.end() : end].count(quote) % 2 for quote in QUOTES):
-        return Found([], None)
-    return Found([Call(head[1], made)], end) if loaded(made) is not None else Found([], None, wrong=True)
+        return NONE
+    found = mending(partial(_gemma_call, head[1]), text[head.end() :], GEMMA, close, over=over)
+    return found.behind(head.end())
+
+
+def _gemma_call(name: str, text: str) -> Found:
+    end = scan(text, 0, GEMMA).end
+    if end is None:
+        return MORE
+    made, place = "", 0
+    for token in tokens(GEMMA).finditer(text, 0, end):
+        string = token["new"] if token["old"] is None else token["old"]
+        made += BARE_KEY.sub(r'\1"\2":', text[place : token.start()])
+        made += token[0] if string is None else json.dumps(string, ensure_ascii=False)
+        place = token.end()
+    return checked(Found([Call(name, made)], end))
 
 
 # ---------------------------------------------------------------- arguments that are written as text
@@ -213,8 +219,8 @@ def _call(name: str, values: list[tuple[str, str]], functions: Functions, *, who
 def valued(text: str, schema: Any) -> Any:
     """The value that a text stands for: of the types that a schema allows, where it names some."""
     kinds, bare = _kinds(schema), text.strip()
-    if bare in PYTHON and "string" not in kinds:
-        return PYTHON[bare]
+    if bare in LITERALS and "string" not in kinds:
+        return LITERALS[bare]
     value = loaded(bare)
     if value is None:
         return None if bare == "null" and kinds != {"string"} else text

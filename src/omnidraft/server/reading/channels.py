@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from omnidraft.server.reading.pieces import Call, Functions, Piece, Reader
-from omnidraft.server.reading.reader import begun
+from omnidraft.server.reading.events import Call, Event, Functions, Reader, Reasoning, Text
+from omnidraft.server.reading.json_calls import Found, cut_calls, read_arguments
+from omnidraft.server.reading.scanning import begun
 
 MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -22,62 +23,61 @@ class ChannelReader(Reader):
         super().__init__(functions, one=one)
         self._held, self._channel = "", "header"
         self._name: str | None = None
-        self._arguments, self._place = "", -1  # of the present call
 
-    def feed(self, text: str) -> Piece:
+    def feed(self, text: str) -> list[Event]:
         self._held += text
         return self._read(final=False)
 
-    def end(self, *, cut: bool = False) -> Piece:  # noqa: ARG002
-        return self._read(final=True)
+    def end(self, *, cut: bool = False) -> list[Event]:
+        return self._read(final=True, cut=cut)
 
-    def _read(self, *, final: bool) -> Piece:
-        found = Piece()
+    def _read(self, *, final: bool, cut: bool = False) -> list[Event]:
+        found: list[Event] = []
         while True:
             before = (self._held, self._channel)
-            found += self._header(final=final) if self._channel == "header" else self._body(final=final)
+            if self._channel == "header":
+                self._header(final=final)
+            else:
+                found += self._body(final=final, cut=cut)
             if before == (self._held, self._channel) or not self._held:
                 return found
 
-    def _header(self, *, final: bool) -> Piece:
+    def _header(self, *, final: bool) -> None:
         place = self._held.find(MESSAGE)
         bare = self._held.lstrip()
         if bare and not any(bare.startswith(mark) or mark.startswith(bare) for mark in HEADS):
             self._channel = "final"  # it answers without a header
-            return Piece()
-        if place < 0:
-            if final and not any(bare.startswith(mark) for mark in MARKS):
-                self._channel = "final"  # a short answer without one
-            elif final:
-                self._held = ""
-            return Piece()
-        head, self._held = self._held[:place], self._held[place + len(MESSAGE) :]
-        channel, recipient = CHANNEL.search(head), RECIPIENT.search(head)
-        self._channel = channel[1] if channel else "final"
-        self._name = recipient[1] if recipient and recipient[1] in self._functions else None
-        self._arguments = ""
-        self._place += self._name is not None
-        return self._message(whole=False) if self._name else Piece()
+        elif place >= 0:
+            head, self._held = self._held[:place], self._held[place + len(MESSAGE) :]
+            channel, recipient = CHANNEL.search(head), RECIPIENT.search(head)
+            self._channel = channel[1] if channel else "final"
+            self._name = recipient[1] if recipient and recipient[1] in self._functions else None
+        elif final and not any(bare.startswith(mark) for mark in MARKS):
+            self._channel = "final"  # a short answer without one
+        elif final:
+            self._held = ""
 
-    def _body(self, *, final: bool) -> Piece:
+    def _body(self, *, final: bool, cut: bool) -> list[Event]:
         places = [(place, mark) for mark in ENDS if (place := self._held.find(mark)) >= 0]
+        if not places and not final and self._name is not None:
+            return []
+        place, mark = min(places, default=(len(self._held) - (0 if final else begun(self._held, ENDS)), ""))
+        text, self._held = self._held[:place], self._held[place + len(mark) :]
+        name, channel = self._name, self._channel
         if places:
-            place, mark = min(places)
-            text, self._held = self._held[:place], self._held[place + len(mark) :]
-        else:
-            length = len(self._held) - (0 if final else begun(self._held, ENDS))
-            text, self._held = self._held[:length], self._held[length:]
-        channel, self._channel = self._channel, "header" if places else self._channel
-        if self._name is None:
-            return Piece(reasoning=text) if channel == "analysis" else Piece(content=text)
-        self._arguments += text
-        found = self._message(whole=bool(places))
-        self._name = None if places else self._name
-        return found
+            self._name, self._channel = None, "header"
+        if name is not None:
+            self._name = None
+            if calls := self._message(name, text, cut=cut and not places):
+                return self._called(calls)
+        told = Reasoning if channel == "analysis" else Text
+        return [told(text)] if text else []
 
-    def _message(self, *, whole: bool) -> Piece:
-        """The call of the present message, with its arguments so far."""
-        arguments = self._arguments.lstrip()
-        if whole:
-            arguments = arguments.rstrip() or "{}"
-        return Piece(calls=self._called(self._place, [Call(self._name or "", arguments, cut=not whole)]))
+    def _message(self, name: str, text: str, *, cut: bool) -> list[Call]:
+        """The call of a message; none where its text is no JSON."""
+        arguments = text.strip()
+        if cut:
+            return cut_calls(Found([Call(name, text.lstrip(), cut=True)]))
+        found = read_arguments(name, arguments or "{}", over=True)
+        rest = arguments[found.end :].strip("}] \n\t\r") if found.end is not None else "else"
+        return [] if rest else found.calls

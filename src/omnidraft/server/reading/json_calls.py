@@ -1,81 +1,127 @@
-"""Calls in JSON, read while they come: an object with a name and arguments, a list of such, or several in a row."""
+"""Calls in JSON: an object with a name and arguments, or a list of such.
+
+What is found in the beginning of a text, decided, is found in any longer text that begins so.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from omnidraft.server.reading.pieces import Call
+from pydantic_core import from_json
+
+from omnidraft.server.reading import scanning
+from omnidraft.server.reading.events import Call
+from omnidraft.server.reading.scanning import JSON, begun, scan
 
 NAMES, ARGUMENTS = ("name", "function", "tool"), ("arguments", "parameters", "args")
-INNER = "function"  # whose value may be the object itself, as OpenAI writes calls
 KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.)*)"\s*:\s*', re.DOTALL)
 CLOSED = re.compile(r"\s*,?\s*\}")
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-MARKS = re.compile(r'"(?:[^"\\]|\\.)*"|"|[\[{]|[\]}]', re.DOTALL)
+STRING = re.compile(scanning.STRING, re.DOTALL)
+OPEN_STRING = re.compile(f"{scanning.STRING}?", re.DOTALL)  # which may go on
 LITERAL = re.compile(r"[^\s,\]}]+(?=[\s,\]}])")
+ATOM = re.compile(rf'{OPEN_STRING.pattern}|([^\s"{{}}\[\],:]+)', re.DOTALL)
 BETWEEN = re.compile(r"[\s,;]*")
+CONTROL = re.compile(r"[\x00-\x1f]")
+IN_STRING = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 
 
 @dataclass
 class Found:
-    """The calls in the beginning of a text: `end` is where they are over, if that is known.
+    """Calls in the beginning of a text: whole, up to `end`; none, where it is `wrong`.
 
-    `wrong`: what follows the calls found is none.
+    Else more text decides, and the calls are those that have begun.
     """
 
     calls: list[Call]
     end: int | None = None
     wrong: bool = False
 
-
-def value_end(text: str, start: int) -> int | None:
-    """Where the JSON value that begins at `start` ends; None where it goes on."""
-    first = text[start : start + 1]
-    if first == '"':
-        found = STRING.match(text, start)
-        return found.end() if found else None
-    if first not in ("{", "["):
-        found = LITERAL.match(text, start) if first else None
-        return found.end() if found else None
-    depth = 0
-    for mark in MARKS.finditer(text, start):
-        if mark[0] == '"':  # of a string that goes on
-            return None
-        depth += (mark[0] in ("{", "[")) - (mark[0] in ("}", "]"))
-        if depth == 0:
-            return mark.end()
-    return None
+    def behind(self, start: int) -> Found:
+        """The same in a text with this many characters before it."""
+        return self if self.end is None else replace(self, end=self.end + start)
 
 
-def read_json(text: str, start: int, names: Collection[str]) -> Found:
-    """The calls of functions with these names that a text holds from `start` on, in JSON."""
-    place = start + len(text[start:]) - len(text[start:].lstrip())
-    listed = text[place : place + 1] == "["
-    place += listed
+NONE, MORE = Found([], wrong=True), Found([])
+
+
+def read_json(text: str, names: Collection[str], close: Sequence[str] = (), *, over: bool = False) -> Found:
+    """The calls of functions with these names that a JSON value stands for, in a text that these marks may close."""
+    return mending(lambda given: checked(read_value(given, names)), text, JSON, close, over=over)
+
+
+def read_arguments(name: str, text: str, close: Sequence[str] = (), *, over: bool = False) -> Found:
+    """The call of a function whose arguments are the JSON object that a text begins with."""
+
+    def read(given: str) -> Found:
+        end = scan(given, 0, JSON).end
+        return checked(Found([Call(name, given[:end], cut=end is None)], end))
+
+    return mending(read, text, JSON, close, over=over)
+
+
+def mending(read: Callable[[str], Found], text: str, syntax: str, close: Sequence[str], *, over: bool) -> Found:
+    """What is read in a text whose last brackets may be missing: before a closing mark, or where the text is `over`."""
+    found = read(text)
+    if found.end is not None:
+        return found
+    state = scan(text, 0, syntax, close)
+    place = len(text) if state.mark is None and over and state.missing else state.mark
+    if place is not None:
+        found = read(text[:place] + (state.missing or ""))
+        return NONE if found.end is None else replace(found, end=place)
+    return MORE if found.wrong and not over and begun(text, close) else found
+
+
+def checked(found: Found) -> Found:
+    """The same with arguments as JSON has them; what is whole is wrong where they are no object in JSON."""
+    if found.end is None:
+        return found
+    calls = [replace(call, arguments=mended(call.arguments)) for call in found.calls]
+    return replace(found, calls=calls) if all(isinstance(loaded(call.arguments), dict) for call in calls) else NONE
+
+
+def cut_calls(found: Found) -> list[Call]:
+    """The calls that have begun where the answer is cut; none where their arguments are not JSON so far."""
+    calls = [replace(call, arguments=mended(call.arguments)) for call in found.calls]
+    fine = all(not call.arguments or isinstance(loaded(call.arguments, begun=call.cut), dict) for call in calls)
+    return calls if fine and not found.wrong else []
+
+
+def calls_in(text: str, names: Collection[str], *, cut: bool = False) -> list[Call] | None:
+    """The calls that a whole text is, in JSON and nothing else, the last one maybe `cut`; None for anything else."""
     calls: list[Call] = []
-    end = None
+    rest = text.strip()
+    while rest:
+        found = checked(read_value(rest, names))
+        if found.end is None:
+            last = cut_calls(found) if cut else []
+            return calls + last if last and last[-1].cut else None
+        calls += found.calls
+        rest = rest[found.end :].lstrip(" \n\t\r,;")
+    return calls or None
+
+
+def read_value(text: str, names: Collection[str]) -> Found:
+    """The calls that the JSON value at the beginning of a text stands for, with their arguments as they are written."""
+    place = len(text) - len(text.lstrip())
+    if text[place : place + 1] != "[":
+        return _object(text, place, names)
+    calls: list[Call] = []
+    place += 1
     while True:
         gap = BETWEEN.match(text, place)
         begin = gap.end() if gap else place
-        if listed and text[begin : begin + 1] == "]":
-            return Found(calls, begin + 1, wrong=not calls)
-        if text[begin : begin + 1] != "{":
-            if begin == len(text):
-                return Found(calls, None)
-            return Found(calls, end, wrong=listed or not calls)
-        call, end, wrong = _object(text, begin, names)
-        if wrong:
-            return Found(calls, begin if calls else None, wrong=True)
-        if call is not None:
-            calls.append(call)
-        if end is None:
-            return Found(calls, None)
-        place = end
+        if text[begin : begin + 1] == "]":
+            return Found(calls, begin + 1) if calls else NONE
+        found = _object(text, begin, names)
+        calls += found.calls
+        if found.end is None:
+            return replace(found, calls=calls)
+        place = found.end
 
 
 @dataclass
@@ -87,9 +133,9 @@ class _Object:
     end: int | None = None
     wrong: bool = False
 
-    def of(self, *keys: str) -> tuple[str, bool] | None:
-        """The value of the first of these keys that is there, and whether it is whole."""
-        key = next((key for key in keys if self.values.get(key)), None)
+    def of(self, keys: Collection[str]) -> tuple[str, bool] | None:
+        """The value of the first of these keys in the text, and whether it is whole."""
+        key = next((key for key in self.values if key in keys), None)
         return None if key is None else (self.values[key], self.whole or key != [*self.values][-1])
 
 
@@ -97,7 +143,7 @@ def _members(text: str, at: int) -> _Object:
     found = _Object({})
     place = at + 1
     while (key := KEY.match(text, place)) is not None:
-        end = value_end(text, key.end())
+        end = _value_end(text, key.end())
         found.values.setdefault(key[1], text[key.end() : end])
         if end is None:
             found.whole = False
@@ -109,58 +155,83 @@ def _members(text: str, at: int) -> _Object:
     return found
 
 
-def _object(text: str, at: int, names: Collection[str]) -> tuple[Call | None, int | None, bool]:
-    """The call that an object stands for, as far as it is known, where the object ends, and whether it is none."""
+def _value_end(text: str, start: int) -> int | None:
+    """Where the JSON value that begins at `start` ends; None where it goes on."""
+    first = text[start : start + 1]
+    if first in ("{", "["):
+        return scan(text, start, JSON).end
+    if first != '"':
+        found = LITERAL.match(text, start)
+        return found.end() if found else None
+    string = STRING.match(text, start)
+    return string.end() if string else None
+
+
+def _object(text: str, at: int, names: Collection[str], *, within: bool = False) -> Found:
+    """The call that the object at this place, maybe within another, stands for."""
+    if text[at : at + 1] != "{":
+        return NONE if at < len(text) else MORE
     found = _members(text, at)
-    if found.values.get(INNER, "")[:1] == "{":
-        call, _, wrong = _object(found.values[INNER], 0, names)
-        return call, found.end, wrong
-    known = found.of(*NAMES)
-    name = loaded(known[0]) if known is not None and known[1] else None
-    given = found.of(*ARGUMENTS)
-    arguments, whole = ("{}", found.end is not None) if given is None else _arguments(*given)
-    unknown = name is not None and not (isinstance(name, str) and name in names)
-    refused = unknown or (given is not None and whole and arguments is None)
-    if found.wrong or refused or (found.end is not None and name is None):
-        return None, None, True
-    if name is None or arguments is None or (given is None and not whole):
-        return None, None, False
-    return Call(name, arguments, cut=found.end is None), found.end, False
+    called, given = found.of(NAMES), found.of(ARGUMENTS)
+    if called is not None and called[0][:1] == "{" and not within:  # as OpenAI writes calls
+        inner = _object(called[0], 0, names, within=True)
+        calls = [replace(call, cut=found.end is None) for call in inner.calls]
+        wrong = found.wrong or inner.wrong or (found.end is not None and inner.end is None)
+        return NONE if wrong else Found(calls, found.end)
+    name = loaded(called[0]) if called is not None and called[1] else None
+    unknown = called is not None and called[1] and not (isinstance(name, str) and name in names)
+    if found.wrong or unknown or (found.end is not None and name is None):
+        return NONE
+    arguments = _arguments(*given) if given is not None else "{}" if found.end is not None else ""
+    if arguments is None:
+        return NONE
+    return Found([Call(name, arguments, cut=found.end is None)] if name and arguments else [], found.end)
 
 
-def _arguments(value: str, whole: bool) -> tuple[str | None, bool]:
-    """The arguments that a value stands for, and whether they are whole; None for what stands for none."""
-    if value[0] == "{":
-        return value, whole
+def _arguments(value: str, whole: bool) -> str | None:
+    """The arguments that a value stands for, empty where that is not known; None for what stands for none."""
+    if value[:1] == "{":
+        return value
     if not whole:
-        return None, False
+        return ""
     if value == "null":
-        return "{}", True
-    text = loaded(value) if value[0] == '"' else None  # JSON in a string
+        return "{}"
+    text = loaded(mended(value)) if value[:1] == '"' else None  # JSON in a string
     if not isinstance(text, str):
-        return None, True
-    return (text.strip() or "{}") if not text.strip() or isinstance(loaded(text), dict) else None, True
+        return None
+    return text.strip() or "{}"
 
 
-def loaded(text: str) -> Any:
-    """A JSON value; None where it is none."""
+def mended(text: str) -> str:
+    """JSON, or its beginning, with the control characters in its strings escaped."""
+    if not CONTROL.search(text):
+        return text
+    return OPEN_STRING.sub(lambda string: IN_STRING.sub(_escaped, string[0]), text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if found[0][0] == "\\" else json.dumps(found[0])[1:-1]
+
+
+def loaded(text: str, *, begun: bool = False) -> Any:
+    """A JSON value, or that of a beginning; None for none, and for what not every client can hold, such as 1e400."""
     try:
-        return json.loads(text, parse_float=_finite, parse_constant=_finite)
-    except (ValueError, RecursionError):
+        value = from_json(text, allow_inf_nan=False, allow_partial=begun)
+        json.dumps(value, allow_nan=False)  # which 1e400 cannot be
+    except ValueError:
         return None
+    return value
 
 
-def _finite(text: str) -> float:
-    """The number that a text stands for; raises ValueError for one that JSON cannot hold, such as NaN and 1e400."""
-    if not math.isfinite(number := float(text)):
-        raise ValueError(text)
-    return number
+def quoted(text: str, *, whole: bool) -> str:
+    """JSON, or its certain beginning, with literals that not every client can hold, such as 1e400, as strings."""
 
+    def told(found: re.Match[str]) -> str:
+        literal = found[1]
+        if not literal or literal == "null":
+            return found[0]
+        if found.end() == len(text) and not whole:
+            return ""
+        return literal if loaded(literal) is not None else json.dumps(literal)
 
-def calls_in(text: str, names: Collection[str]) -> list[Call] | None:
-    """The calls that a whole text is, in JSON and nothing else; None where it is anything else."""
-    found = read_json(text, 0, names)
-    if found.wrong or not found.calls or (found.end is not None and text[found.end :].strip(" \n\t\r,;")):
-        return None
-    whole = all(not call.cut and isinstance(loaded(call.arguments), dict) for call in found.calls)
-    return found.calls if whole else None
+    return ATOM.sub(told, text)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from omnidraft.server.reading.call_formats import python
-from omnidraft.server.reading.json_calls import calls_in, read_json
+from omnidraft.server.reading.call_formats import FENCE, FUNCTION_MARK, TOO_MANY, python, tagged
+from omnidraft.server.reading.events import Arguments, Begin, End, Event, Functions, Reader, Reasoning, Text
+from omnidraft.server.reading.json_calls import Found, calls_in, cut_calls, quoted, read_value
 from omnidraft.server.reading.marks import Region, RegionMarks
-from omnidraft.server.reading.pieces import Functions, Piece, Reader
+from omnidraft.server.reading.scanning import begun
 
 # the first key of an object that may be a call
 FIRST = re.compile(r'\s*[\[{]?\s*\{?\s*"(?:name|function|tool|type|id|arguments|parameters|args)"')
 KEYED = re.compile(r'\s*\[?\s*\{\s*"[^"]*"')
 EARLY = re.compile(r'\s*\[?\s*(?:\{\s*(?:"[^"]*)?)?')  # of a text that may become one with a key
-LISTED = re.compile(r"\s*\[\s*[\w.-]*(?:\(|$)")  # calls as Python writes them
+LISTED = re.compile(r"\s*\[\s*[\w.-]*(?:\(|\Z)")  # calls as Python writes them
+LONG = 200  # characters of a call behind which only what may end it is looked at
+MAY_END = re.compile(r"[\])}>`]")
 
 
 class TextReader(Reader):
     """Reads reasoning at the beginning of an answer, and calls of these functions anywhere.
 
-    `thinking` is the mark that ends the reasoning that the prompt has begun.
+    `thinking` is the mark that ends the reasoning that the prompt has begun; `goes_on`: with words of it.
     """
 
     def __init__(
@@ -29,156 +31,177 @@ class TextReader(Reader):
         marks: RegionMarks,
         *,
         thinking: str | None = None,
+        goes_on: bool = False,
         one: bool = False,
         reasons: bool = True,
     ) -> None:
         super().__init__(functions, one=one)
-        self._marks = marks
         self._thoughts = marks.thoughts if reasons else ()
-        self._regions = marks.regions if functions else ()
         self._held = ""
         self._close = thinking if reasons else None  # of the reasoning that is open
         self._region: Region | None = None  # that is open
-        self._start = 0  # number of its first call
-        self._began = self._reasoned = self._thought = False  # content; reasoning, and its end
-        self._space = ""  # behind a call: content goes on with it, if it does
-        self._opens = {each.open: each for each in self._regions}
-        firsts = {mark[0] for mark in (*self._opens, *marks.around)} if self._regions else set()
-        self._begins = re.compile(f"[{re.escape(''.join(sorted(firsts)))}]") if firsts else None  # some mark
+        self._behind = False  # a call in it
+        self._began = self._thought = False  # text; the end of reasoning
+        self._reasoned = goes_on
+        self._space = ""  # before text, with which it comes, if any does
+        self._opens = {each.open: each for each in marks.regions} if functions else {}
+        self._around = {*marks.around} if functions else set()
+        self._mark_ahead()
 
-    def feed(self, text: str) -> Piece:
-        busy = not self._began or self._held or self._region or self._close or self.calls
+    def _mark_ahead(self) -> None:
+        """Look for the marks of calls from now on."""
+        self._marks = (*self._opens, *self._around)
+        firsts = re.escape("".join(sorted({mark[0] for mark in self._marks})))
+        self._begins = re.compile(f"[{firsts}]") if firsts else None  # some mark
+        self._next = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
+
+    def feed(self, text: str) -> list[Event]:
+        busy = self._held or not self._began or self._calls or self._region or self._close
         if not busy and (self._begins is None or not self._begins.search(text)):  # most of most answers
-            return Piece(text)
+            return [Text(text)] if text else []
         self._held += text
+        if self._region is not None and len(self._held) > LONG and not MAY_END.search(text):
+            return []
         return self._read(final=False)
 
-    def end(self, *, cut: bool = False) -> Piece:
-        return self._read(final=True, cut=cut)
+    def end(self, *, cut: bool = False) -> list[Event]:
+        found = self._read(final=True, cut=cut)
+        if self._space and not (self._began or self._calls or self._thought):
+            found.append(Text(self._space))
+        return found
 
     # ------------------------------------------------------------ one state after the other
 
-    def _read(self, *, final: bool, cut: bool = False) -> Piece:
-        found = Piece()
-        while True:
+    def _read(self, *, final: bool, cut: bool = False) -> list[Event]:
+        found: list[Event] = []
+        while self._held or (self._region is not None and final):
             before = (self._held, self._close, self._region)
             if self._close is not None:
                 found += self._reasoning(self._close, final=final)
-            elif self._region is not None:
-                found += self._call(self._region, final=final)
-            else:
+            elif self._region is None:
                 found += self._content(final=final, cut=cut)
+            else:
+                found += self._call(self._region, final=final, cut=cut)
             if before == (self._held, self._close, self._region):
-                return found
-            if not self._held and (self._region is None or not final):
-                return found
+                break
+        return found
 
-    def _reasoning(self, close: str, *, final: bool) -> Piece:
+    def _reasoning(self, close: str, *, final: bool) -> list[Event]:
         place = self._held.find(close)
         if place >= 0:
             text, self._held, self._close = self._held[:place].rstrip(), self._held[place + len(close) :], None
             self._thought = True
-        elif final:
-            text, self._held = self._held.rstrip(), ""
         else:
-            length = len(self._held) - begun(self._held, (close,))
+            length = len(self._held) - (0 if final else begun(self._held, (close,)))
             length = len(self._held[:length].rstrip())
-            text, self._held = self._held[:length], self._held[length:]
+            text, self._held = self._held[:length], "" if final else self._held[length:]
         if not self._reasoned:
             text = text.lstrip()
         self._reasoned |= bool(text)
-        return Piece(reasoning=text)
+        return [Reasoning(text)] if text else []
 
-    def _call(self, region: Region, *, final: bool) -> Piece:
-        """The calls in an open region, which is over where no call can follow in it."""
-        found = region.style(self._held, self._functions)
-        if not found.calls and (found.wrong or final):  # it is none: the mark is content
-            self._region = None
-            return self._out(region.open)
-        pieces = self._called(self._start, found.calls) if found.calls else []
-        end = len(self._held) if final and found.end is None else found.end
-        if end is not None and (end := self._closed(region, end, final=final)) is not None:
-            self._held, self._region = self._held[end:], None
-            self._space = ""
-        return Piece(calls=pieces)
+    def _call(self, region: Region, *, final: bool, cut: bool) -> list[Event]:
+        """The next calls in an open region; the mark of one without any is text."""
+        start = self._next_call(region, final=final) if self._behind else 0
+        if start is None:
+            return []
+        found = region.style(self._held[start:], self._functions, region.close, over=final and not cut)
+        if found.end is not None:
+            self._held, self._behind, self._space = self._held[start + found.end :], True, ""
+            return self._called(found.calls)
+        if not (found.wrong or final):
+            return []
+        if cut and (calls := cut_calls(found)):
+            self._held, self._region, self._space = "", None, ""
+            return self._called(calls)
+        if self._behind:
+            self._leave(region)
+            return []
+        self._region = None
+        return self._out(region.open)
 
-    def _closed(self, region: Region, end: int, *, final: bool) -> int | None:
-        """Where a region is over whose calls end at `end`, its closing mark included; None where that is open."""
-        rest = self._held[end:].lstrip()
+    def _next_call(self, region: Region, *, final: bool) -> int | None:
+        """Where another call may begin in a region; None where the region is over, or more text decides."""
+        self._held = TOO_MANY.sub("", self._held, count=1)
+        rest = self._held.lstrip()
         for mark in region.close:
             if rest.startswith(mark):
-                return len(self._held) - len(rest) + len(mark)
+                self._held, self._region, self._behind = rest[len(mark) :], None, False
+                return None
         if not final and any(mark.startswith(rest) for mark in region.close):
             return None
-        return end
+        rest = rest.lstrip(" \n\t\r,;")
+        if rest[:1] in ("{", "[") or (region.style is tagged and rest.startswith(FUNCTION_MARK[: len(rest) or 1])):
+            return len(self._held) - len(rest)
+        if rest or final:
+            self._leave(region)
+        return None
 
-    def _content(self, *, final: bool, cut: bool) -> Piece:
+    def _leave(self, region: Region) -> None:
+        """Leave a region without its closing mark, which is no text where it comes later."""
+        self._region, self._behind = None, False
+        self._around |= {mark for mark in region.close if mark != FENCE}
+        self._mark_ahead()
+
+    def _content(self, *, final: bool, cut: bool) -> list[Event]:
         text = self._held
         if not self._began and self._thoughts:
             begin = text.lstrip()
             for open_, close in self._thoughts:
                 if begin.startswith(open_):
                     self._held, self._close = begin[len(open_) :], close
-                    return Piece()
+                    return []
             if not final and any(open_.startswith(begin) for open_, _ in self._thoughts):
-                return Piece()
-        if not self._regions:
+                return []
+        if not self._marks:
             self._held = ""
             return self._out(text)
-        if not self._began and text.lstrip()[:1] in ("", "{", "["):
+        if not self._began and not self._calls and text.lstrip()[:1] in ("", "{", "["):
             alone = self._alone(final=final, cut=cut)
             if alone is not None:
                 return alone
         return self._between(final=final)
 
-    def _alone(self, *, final: bool, cut: bool) -> Piece | None:
+    def _alone(self, *, final: bool, cut: bool) -> list[Event] | None:
         """The calls of an answer that is calls in JSON, or Python, and nothing else; None for any other."""
         text = self._held
         if not final:
             keyed = KEYED.match(text) and FIRST.match(text)
-            return Piece() if keyed or EARLY.fullmatch(text) or LISTED.match(text) else None
-        calls = calls_in(text, self._functions)
+            return [] if keyed or EARLY.fullmatch(text) or LISTED.match(text) else None
+        calls = calls_in(text, self._functions, cut=cut)
         if calls is None and text.lstrip()[:1] == "[":
-            found = python(text, self._functions)
+            found = python(text, self._functions, ())
             calls = found.calls if found.end is not None and not text[found.end :].strip() else None
-        if calls is None and cut:
-            begun_ = read_json(text, 0, self._functions)
-            calls = begun_.calls if begun_.calls and not begun_.wrong and begun_.calls[-1].cut else None
         if not calls:
             return None
         self._held = ""
-        return Piece(calls=self._called(0, calls))
+        return self._called(calls)
 
-    def _between(self, *, final: bool) -> Piece:
-        """Content up to the next mark."""
+    def _between(self, *, final: bool) -> list[Event]:
+        """Text up to the next mark."""
         text = self._held
-        for mark in self._marks.around:
-            text = text.replace(mark, "")
-        places = [(place, -len(mark), mark) for mark in self._opens if (place := text.find(mark)) >= 0]
-        longer = (*self._opens, *self._marks.around)
-        safe = len(text) - (0 if final else begun(text, longer))
-        if places and (first := min(places))[0] < safe:
-            place, _, mark = first
-            if not final and any(other != mark and other.startswith(text[place:]) for other in longer):
-                safe = place
-            else:
-                self._region, self._start = self._opens[mark], len(self.calls)
-                self._held = text[place + len(mark) :]
-                return self._out(text[:place])
-        self._held = text[safe:]
-        return self._out(text[:safe])
+        mark = self._next.search(text)
+        if mark is None:
+            busy = not final and self._begins is not None and self._begins.search(text)
+            safe = len(text) - (begun(text, self._marks) if busy else 0)
+            self._held = text[safe:]
+            return self._out(text[:safe])
+        self._region, self._held = self._opens.get(mark[0]), text[mark.end() :]
+        return self._out(text[: mark.start()])
 
-    def _out(self, text: str) -> Piece:
-        """Content; space behind a call, and before the first content after reasoning, comes only with more."""
-        if not text:
-            return Piece()
-        if self.calls or (self._thought and not self._began):
-            text = self._space + text
-            kept = text.rstrip() if self.calls else text
-            self._space = text[len(kept) :]
-            text = kept if self._began else kept.lstrip() if self._thought else kept
-        self._began |= bool(text.strip())
-        return Piece(content=text)
+    def _out(self, text: str) -> list[Event]:
+        """Text; space before the first, and behind a call, comes only with more."""
+        text = self._space + text
+        self._space = "" if self._began or text.strip() else text
+        if self._space:
+            return []
+        if self._thought and not self._began:
+            text = text.lstrip()
+        if self._calls:
+            kept = text.rstrip()
+            self._space, text = text[len(kept) :], kept
+        self._began |= bool(text)
+        return [Text(text)] if text else []
 
 
 class CallReader(Reader):
@@ -186,14 +209,26 @@ class CallReader(Reader):
 
     def __init__(self, functions: Functions) -> None:
         super().__init__(functions, one=True)
-        self._text = ""
+        self._text, self._told = "", -1  # characters of the arguments; -1 before they begin
+        self._over = False
 
-    def feed(self, text: str) -> Piece:
+    def feed(self, text: str) -> list[Event]:
         self._text += text
-        return Piece(calls=self._called(0, read_json(self._text, 0, self._functions).calls))
+        return [] if self._over else self._more(read_value(self._text, self._functions))
 
+    def end(self, *, cut: bool = False) -> list[Event]:  # noqa: ARG002
+        return [] if self._over or self._told < 0 else [End(cut=True)]
 
-def begun(text: str, marks: Sequence[str]) -> int:
-    """Length of the longest beginning of a mark, less than all of it, that a text ends with."""
-    longest = min(max(map(len, marks), default=1) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if any(m.startswith(text[-n:]) and len(m) > n for m in marks)), 0)
+    def _more(self, found: Found) -> list[Event]:
+        if not found.calls:
+            return []
+        call, made = found.calls[0], list[Event]()
+        if self._told < 0:
+            made.append(Begin(call.name))
+            self._told = 0
+        arguments = quoted(call.arguments, whole=not call.cut)
+        if more := arguments[self._told :]:
+            made.append(Arguments(more))
+            self._told += len(more)
+        self._over = found.end is not None
+        return [*made, *([End()] if self._over else [])]

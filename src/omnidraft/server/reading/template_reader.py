@@ -8,17 +8,19 @@ from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 
-from omnidraft.server.reading.pieces import Call, Functions, Piece, Reader
+from omnidraft.server.reading.call_formats import TOO_MANY
+from omnidraft.server.reading.events import Call, Event, Functions, Reader, Reasoning, Text
+from omnidraft.server.reading.json_calls import cut_calls, loaded, mended, read_json
 
 REASONING = ("thinking", "reasoning", "reasoning_content")
 CALLS = "tool_calls"
-UNREADABLE = (ValueError, KeyError, TypeError)  # what the parser raises
+UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)  # what the parser raises
 
 
 class TemplateReader(Reader):
     """Reads by a `response_template`; `prompt` is the text before the answer, which may have begun it.
 
-    A part that it cannot read is content.
+    A part that it cannot read is text.
     """
 
     def __init__(
@@ -32,55 +34,63 @@ class TemplateReader(Reader):
         self._lost = False
         self._begun: set[str] = set()  # fields with text
 
-    def feed(self, text: str) -> Piece:
-        found = Piece()
+    def feed(self, text: str) -> list[Event]:
+        found: list[Event] = []
         for place, character in enumerate(text):  # one by one, so that what comes before a fault is not lost with it
             if self._lost:
-                return found + Piece(content=text[place:])
+                return [*found, Text(text[place:])]
             try:
-                found += self._piece(self._parser.feed(character))
+                found += self._told(self._parser.feed(character))
             except UNREADABLE:
                 found += self._give_up()
         return found
 
-    def end(self, *, cut: bool = False) -> Piece:  # noqa: ARG002
+    def end(self, *, cut: bool = False) -> list[Event]:
         if self._lost:
-            return Piece()
+            return []
         try:
-            return self._piece(self._parser.finalize()[1])
+            return self._told(self._parser.finalize()[1])
         except UNREADABLE:
-            return self._give_up()
+            return self._give_up(cut=cut)
 
-    def _give_up(self) -> Piece:
-        """The text of the part that cannot be read, as content: so is all that comes after it."""
+    def _give_up(self, *, cut: bool = False) -> list[Event]:
+        """What cannot be read: a call, where that is clear, else text; all that comes after it is text."""
         self._lost = True
-        return Piece(content=self._raw or "")
+        raw = self._raw or ""
+        found = read_json(raw, self._functions, over=not cut)
+        if cut and (calls := cut_calls(found)):
+            return self._called(calls)
+        if found.end is not None and not TOO_MANY.sub("", raw[found.end :]).strip():
+            return self._called(found.calls)
+        return [Text(raw)] if raw else []
 
-    def _piece(self, events: Sequence[Mapping[str, Any]]) -> Piece:
-        found = Piece()
+    def _told(self, events: Sequence[Mapping[str, Any]]) -> list[Event]:
+        found: list[Event] = []
         for event in events:
             field, kind = event["field"], event["type"]
             if field == CALLS:
                 self._raw = (self._raw or "") + event.get("text", "")
                 if kind == "region_close":
-                    calls = [call for call in map(self._call, _listed(event["value"])) if call is not None]
-                    pieces = self._called(len(self.calls), calls)
-                    found += Piece(calls=pieces) if calls else Piece(content=self._raw)
+                    calls = [self._call(each) for each in _listed(event["value"])]
+                    whole = [call for call in calls if call is not None]
+                    found += self._called(whole) if whole and len(whole) == len(calls) else [Text(self._raw)]
                     self._raw = None
             elif kind == "region_chunk" and (field == "content" or (field in REASONING and self._reasons)):
                 text = event["text"] if field in self._begun else event["text"].lstrip()
                 self._begun |= {field} if text else set()
-                found += Piece(content=text) if field == "content" else Piece(reasoning=text)
+                found += [Text(text) if field == "content" else Reasoning(text)] if text else []
         return found
 
     def _call(self, value: Any) -> Call | None:
         """The call that a value of the parser is, where it is one of the functions."""
         inner = value.get("function", value) if isinstance(value, Mapping) else {}
-        name, arguments = inner.get("name"), inner.get("arguments", {})
-        if name not in self._functions:
+        if not isinstance(inner, Mapping):
             return None
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return Call(str(name), text or "{}")
+        name, arguments = inner.get("name"), inner.get("arguments", {})
+        if not isinstance(name, str) or name not in self._functions:
+            return None
+        text = mended(arguments) if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return Call(name, text or "{}") if isinstance(loaded(text or "{}"), dict) else None
 
 
 def _listed(value: Any) -> list[Any]:
