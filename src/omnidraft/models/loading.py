@@ -20,6 +20,8 @@ from omnidraft.models.folder_checks import check_no_adapter, check_no_code, chec
 from omnidraft.models.gguf import tokenizer as gguf_tokenizer
 from omnidraft.models.gguf.config import SUFFIX, is_gguf, load_config, model_tensors
 from omnidraft.models.gguf.native_weights import weights_of
+from omnidraft.models.interpreter import check_docstrings
+from omnidraft.models.memory import check_free, is_shortage, needing
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel
@@ -93,14 +95,29 @@ def load_model(
         raise ModelError(f"model {source!r} cannot be used in {chosen}, as {unsupported}: use dtype='auto'")
     tokenizer = load_tokenizer(source)
     _end_turns(skeleton, tokenizer)
-    if ours:
-        return LoadedModel(_native_model(skeleton, source, local), tokenizer, shown, reason)
-    model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
+    with _room_for_weights(skeleton, source, chosen, place):
+        if ours:
+            return LoadedModel(_native_model(skeleton, source, local), tokenizer, shown, reason)
+        model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
     _end_turns(model, tokenizer)
     lm = TransformersModel(model)
     if verifies and lm.no_drafts:
         say(f"target {shown} is decoded without drafts: {lm.no_drafts}")
     return LoadedModel(lm, tokenizer, shown, reason)
+
+
+def _room_for_weights(
+    skeleton: PreTrainedModel, source: str, precision: str, place: torch.device
+) -> AbstractContextManager[None]:
+    """Want of memory for the weights inside is a ModelError; raises it at once where they cannot fit.
+
+    That of GGUF files is looked at as they are read, and of quantized weights it is not known.
+    """
+    each = 1 if precision in step.PRECISIONS else getattr(torch, precision).itemsize
+    count, what = skeleton.num_parameters() * each, f"the weights of model {source!r} in {precision}"
+    if place.type == "cpu" and not is_gguf(source) and getattr(skeleton.config, "quantization_config", None) is None:
+        check_free(count, what)
+    return needing(count, what)
 
 
 def _native_model(skeleton: PreTrainedModel, source: str, local: bool) -> NativeModel:
@@ -177,6 +194,7 @@ def _unsupported_reason(skeleton: PreTrainedModel, place: torch.device) -> str |
 
 def load_skeleton(name: str | Path) -> PreTrainedModel:
     """Build a model on the meta device, from its configs alone; raises ModelError where `load_model` would."""
+    check_docstrings()
     source, local = locate(name)
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -220,6 +238,7 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder, a GGUF file or a hub id, no model needed; raises ModelError."""
+    check_docstrings()
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source, local = locate(name)
@@ -265,6 +284,8 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
+        if is_shortage(error):
+            raise
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         others = ("*.model", "vocab.*", "*.tiktoken") if part == "tokenizer.json" else ()  # other forms of a tokenizer
         if local and (fault := not_a_model(Path(source))):

@@ -75,7 +75,7 @@ class Tensors(Mapping[str, torch.Tensor]):
             return [in_8_bits]
         if index is None:
             raise FileNotFoundError(f"neither {SINGLE} nor {INDEX} nor {int8_format.FILE} is there")
-        names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8-sig"))["weight_map"].values()))
         found = {name: self._path(name) for name in names}
         if missing := [name for name, path in found.items() if path is None]:
             raise ModelError(
