@@ -38,10 +38,15 @@ def test_want_of_memory_is_known_whoever_says_it(allocate: Callable[[], object])
     assert not memory.is_shortage(other)
     other.__cause__ = raised.value
     assert memory.is_shortage(other), "libraries put an error of their own above it"
-    with refused(ModelError, "it take 3.0 GiB of memory, and there are "), memory.needing(lambda: 3 * 2**30, "it"):
-        raise raised.value
-    with pytest.raises(ValueError, match="no config"), memory.needing(1, "it"):
-        raise ValueError("no config.json")
+    with refused(ModelError, "it take 3.0 GiB of memory, and there are "):
+        within(raised.value)
+    with pytest.raises(ValueError, match="no config"):
+        within(ValueError("no config.json"))
+
+
+def within(error: BaseException) -> None:
+    with memory.needing(lambda: 3 * 2**30, "it"):
+        raise error
 
 
 def test_memory_that_cannot_be_looked_at_is_short_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

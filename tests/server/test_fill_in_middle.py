@@ -72,9 +72,7 @@ def test_the_tokenizer_of_llama() -> None:
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(shared("tokenizers", "llama2"), local_files_only=True)
-    tokenizer.add_special_tokens(
-        {"additional_special_tokens": [mark for mark in CODE_LLAMA[:3] if isinstance(mark, str)]}
-    )
+    tokenizer.add_special_tokens({"additional_special_tokens": [*CODE_LLAMA[:3]]})
     found = encoded(tokenizer, "def f(x):\n    ", "return y")
     assert found[-3:] == ["return", "▁y", "▁<MID>"]
     assert found[:3] == ["<s>", "▁<PRE>", "▁def"]

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, TextIO, cast
 
 from omnidraft.cli import flags
 from omnidraft.models.memory import is_shortage, shortage
@@ -99,9 +99,12 @@ def _above(stream: TextIO, output: Output) -> io.TextIOWrapper | None:
     if not isinstance(stream, io.TextIOWrapper) or not isinstance(raw, io.RawIOBase):
         return None
     noting = _Noting(raw, output, loses=stream is sys.stderr)
-    options = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
     return io.TextIOWrapper(
-        noting if raw is buffer else io.BufferedWriter(noting), **options, write_through=stream.write_through
+        cast("IO[bytes]", noting if raw is buffer else io.BufferedWriter(noting)),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
     )
 
 
