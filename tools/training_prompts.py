@@ -360,7 +360,7 @@ def long_texts(library: Path) -> tuple[list[str], list[str]]:
 def _modules(library: Path) -> Iterator[tuple[Path, str, ast.Module]]:
     """The source files of a library with their syntax, tests left out."""
     for path in sorted(library.rglob("*.py")):
-        if not {"test", "tests", "idle_test", "site-packages", "lib2to3"} & set(path.parts):
+        if not {"test", "tests", "idle_test", "site-packages", "lib2to3"} & set(path.relative_to(library).parts):
             text = path.read_text(encoding="utf-8", errors="ignore")
             yield path, text, ast.parse(text)
 

@@ -40,6 +40,7 @@ from omnidraft.draft_length.cost_model import PRIOR
 from omnidraft.errors import ConfigError
 from omnidraft.generation import Generation, Stream
 from omnidraft.models.loading import LoadedModel, load_model
+from omnidraft.models.memory import needing
 from omnidraft.models.native.model import unsupported_reason
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 from omnidraft.prompting import Prompt, encode, has_template, usable
@@ -294,6 +295,7 @@ def load(
     )
 
 
+@needing(None, "the models and their tables")
 @torch.inference_mode(mode=False)  # weights made inside it could never be trained
 def assemble(  # noqa: PLR0913  those of `load`
     target: str | Path,

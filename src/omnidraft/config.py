@@ -122,16 +122,22 @@ def biases(about: str) -> Any:
 
     def check(name: str, value: Any) -> Biases:
         with suppress(TypeError, ValueError):
-            pairs = [*(value.items() if isinstance(value, Mapping) else ((token, bias) for token, bias in value))]
+            given = value.items() if isinstance(value, Mapping) else ((token, bias) for token, bias in value)
+            pairs = [(_token(token), bias) for token, bias in given]
             if all(
                 _is_a(Integral, token) and token >= 0 and _is_a(Real, bias) and abs(bias) <= MAX_NUMBER
                 for token, bias in pairs
             ):
                 return tuple(sorted({int(token): float(bias) for token, bias in pairs}.items()))
-        allowed = "finite numbers by the ids of their tokens"
+        allowed = 'finite numbers by the ids of their tokens, such as {"5": -100}'
         raise ConfigError(f"{name} is {shown(value)}; it must be {allowed}: use {{}} for none", option=name)
 
     return _field((), about, check)
+
+
+def _token(given: object) -> Any:
+    """A token's id, which the keys of JSON write as text; anything else as it is."""
+    return int(given) if isinstance(given, str) and given.isascii() and given.isdecimal() else given
 
 
 def _field(default: Any, about: str, check: Callable[[str, Any], Any], none: str | None = None) -> Any:
@@ -184,7 +190,9 @@ class Sampling(Settings):
         0.0, "subtracted from a token's score once it is in the answer", low=-MAX_NUMBER, fix="use 0 to switch it off"
     )
     min_new_tokens: int = integer(0, "minimum tokens of the answer", low=0, fix="use 0 to let it end anywhere")
-    logit_bias: tuple[tuple[int, float], ...] = biases("added to the scores of tokens, by token id")
+    logit_bias: tuple[tuple[int, float], ...] = biases(
+        'added to the scores of tokens, by token id, such as {"5": -100}'
+    )
 
     @property
     def greedy(self) -> bool:

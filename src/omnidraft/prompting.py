@@ -6,6 +6,7 @@ import operator
 import reprlib
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from omnidraft.errors import ConfigError, PromptError
@@ -13,6 +14,7 @@ from omnidraft.errors import ConfigError, PromptError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MAY_BE_LOST = ("developer", "system", "tool")  # roles of which not every template knows
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message] | Mapping[str, Any]
 """Text to continue, token ids of the target (T,) or (1, T), messages such as {"role": "user", "content": "Hello"},
@@ -72,15 +74,42 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], templ
             raise PromptError(f"{message!r} is no message: give each a role and its content")
         if isinstance(content := message.get("content"), str) and content:
             usable(content)
-    end = not template.get("continue_final_message", False)
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, **{"add_generation_prompt": end, **template}
-        )
+        text = _rendered(tokenizer, messages, template)
     except Exception as error:  # a template is a program: it raises anything, of its own will too
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         raise PromptError(f"the chat template refuses these messages ({reason}): change them") from error
-    return usable(str(text))
+    for place, message in enumerate(messages):
+        if _is_lost(tokenizer, messages, place, template, text):
+            left_out = f"message {place}, of role {message['role']!r}"
+            raise PromptError(f"the chat template leaves out {left_out}: put its text into one of the user")
+    return usable(text)
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
+    end = not template.get("continue_final_message", False)
+    options: dict[str, Any] = {"add_generation_prompt": end, **template}
+    return str(tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, **options))
+
+
+def _is_lost(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    place: int,
+    template: Mapping[str, Any],
+    text: str,
+) -> bool:
+    """True if a template writes the same text whatever is in a message of a role that it may not know."""
+    content = messages[place].get("content")
+    if messages[place]["role"] not in MAY_BE_LOST or not isinstance(content, str) or not content.strip():
+        return False
+    if content.strip() in text:
+        return False
+    other = [*messages]
+    other[place] = {**messages[place], "content": f"{content} {content}"}  # it may be written in another form
+    with suppress(Exception):  # as above
+        return _rendered(tokenizer, other, template) == text
+    return False
 
 
 def _once(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[int]:

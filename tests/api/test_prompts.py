@@ -9,8 +9,10 @@ import pytest
 
 import omnidraft
 from omnidraft.api import OmniDraft
+from omnidraft.conversation import Conversation
 from omnidraft.errors import PromptError
 from omnidraft.prompting import encode
+from support.models import refused
 
 PROMPT = "hello world"
 TEMPLATE = (
@@ -79,6 +81,32 @@ def test_messages_that_cannot_be_used(chatting: OmniDraft, prompt: Any, template
     with pytest.raises(PromptError, match=words) as caught:
         chatting.generate(prompt, template=template)
     assert "\n" not in str(caught.value)
+
+
+DEAF = """\
+{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] | trim }}
+{% elif m['role'] == 'tool' and tools %}{{ m['content'] | tojson }}
+{% elif m['role'] == 'assistant' %}{{ m['content'].split('</think>')[-1] }}
+{% endif %}{% endfor %}"""
+
+
+def test_a_message_that_a_template_leaves_out(chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chatting.target.tokenizer, "chat_template", DEAF)
+    system, tool = {"role": "system", "content": "Be short."}, {"role": "tool", "content": '{"a": "é"}'}
+    answer = {"role": "assistant", "content": "<think>hm</think>yes"}
+    for messages, place in (([system, USER], 0), ([USER, answer, tool], 2)):
+        with refused(PromptError, f"leaves out message {place}, of role '{messages[place]['role']}'"):
+            chatting.encode(messages)
+    expected = chatting.encode([USER, answer])
+    assert chatting.encode([system | {"content": " \n"}, USER, answer]) == expected
+    assert chatting.encode([system | {"content": USER["content"]}, USER, answer]) == expected, "it says nothing else"
+    assert len(chatting.encode([USER, answer, tool], {"tools": [{}]})) > len(expected), "in another form"
+
+
+def test_a_conversation_whose_system_message_is_left_out(chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chatting.target.tokenizer, "chat_template", DEAF)
+    with refused(PromptError, "leaves out message 0, of role 'system'"):
+        [*Conversation(chatting, "Be short.", max_new_tokens=4).ask("hello")]
 
 
 @pytest.mark.parametrize("kind", ["text", "messages", "ids"])

@@ -165,6 +165,13 @@ def test_quit_reads_no_further(chat: Chat, capsys: Captured) -> None:
     assert capsys.readouterr().out == ""
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(chat: Chat, capsys: Captured) -> None:
+    assert chat("\ufeff/stats\n\ufeff/quit") == 0
+    out, err = capsys.readouterr()
+    assert "answers: 0;" in err
+    assert out.strip(), "what is before another line is of the message"
+
+
 def test_a_path_is_no_command(chat: Chat, capsys: Captured) -> None:
     assert chat("/hello/world what\n") == 0
     assert capsys.readouterr().out.strip()

@@ -23,9 +23,10 @@ import pytest
 import omnidraft
 from omnidraft.api import OmniDraft, Stream, load
 from omnidraft.cli import main as cli
+from omnidraft.cli import streams
 from omnidraft.cli.flags import ARGUMENTS, INTERRUPTED, interruptible
 from omnidraft.config import DraftingOptions, GenerationLimits, LearningOptions, Sampling
-from omnidraft.errors import NumericsError, OmniDraftError
+from omnidraft.errors import ConfigError, NumericsError, OmniDraftError
 from support.command_line import one_error
 from support.homes import with_native
 from support.project_files import environment
@@ -94,6 +95,17 @@ def test_the_prompt_comes_from_stdin(target: Path, capsys: Captured, monkeypatch
     assert capsys.readouterr().out == expected
 
 
+def test_a_byte_order_mark_is_no_part_of_a_prompt(
+    target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = []
+    for prompt, typed in (("hello", ""), ("\ufeffhello", ""), ("-", "\ufeffhello\n")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        assert generate(prompt, target, "--drafter", "none", "--max-new-tokens", 8) == 0
+        answers.append(capsys.readouterr().out)
+    assert len(set(answers)) == 1
+
+
 def test_a_terminal_without_the_characters(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stdout)
@@ -144,6 +156,28 @@ def test_flags_reach_the_settings(
         "reuse_answers": "request", "learning_rate": 1e-4, "max_draft_length": 9, "update_every": 2,
     }  # fmt: skip
     assert capsys.readouterr().err == "omnidraft: a warning\nomnidraft: error: two lines\n"
+
+
+def test_a_setting_may_be_json(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--drafter", "none", "--max-new-tokens", 4, "--json")
+    assert generate("hello", target, *options) == 0
+    first = json.loads(capsys.readouterr().out)["token_ids"][0]
+    for value in (json.dumps({str(first): -100}), json.dumps([[first, -100]])):
+        assert generate("hello", target, *options, "--set", f"logit_bias={value}") == 0
+        assert first not in json.loads(capsys.readouterr().out)["token_ids"]
+    for wrong in ("5", "{5: -100}", '{"5": "x"}', "{" * 10_000, '{"a": 1}'):
+        line = one_error(capsys, "generate", "hello", "--target", target, "--set", f"logit_bias={wrong}")
+        assert 'finite numbers by the ids of their tokens, such as {"5": -100}' in line
+    for name, origin in (("cors_origin", "http://localhost:3000"), ("allowed_host", "my-machine.lan")):
+        monkeypatch.setattr("omnidraft.server.run.Running", _refused)
+        for value in (origin, f'["{origin}"]'):
+            assert f"{name} {(origin,)}" in one_error(capsys, "serve", "--target", target, "--set", f"{name}={value}")
+        line = one_error(capsys, "serve", "--target", target, "--set", f"{name}=5")
+        assert f'it must be a list: use ["{origin}"]' in line
+
+
+def _refused(settings: Any, *_: object, **__: object) -> None:
+    raise ConfigError(f"cors_origin {settings.cors_origin}, allowed_host {settings.allowed_host}: use others")
 
 
 WITHOUT_TORCH = """
@@ -197,6 +231,17 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
 def test_bad_input_is_one_line_and_code_two(name: str, tmp_path: Path, capsys: Captured) -> None:
     make, words = BAD[name]
     assert words in one_error(capsys, "generate", *make(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["generate hello", "chat", "serve", "inspect zoo:target-b", "demo --quick"])
+def test_an_interpreter_without_docstrings(command: str, home: Path) -> None:
+    models = [] if command.split(maxsplit=1)[0] in ("inspect", "demo") else ["--target", "zoo:target-b"]
+    words = [sys.executable, "-OO", "-m", "omnidraft", *command.split(), *models]
+    done = subprocess.run(words, env=environment(home), capture_output=True, check=False, input=b"")
+    assert done.returncode == 2
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("omnidraft: error: transformers does not run under `python -OO`")
 
 
 def test_libraries_are_quiet(capsys: Captured) -> None:
@@ -300,5 +345,5 @@ def test_a_reader_that_is_gone(target: Path, monkeypatch: pytest.MonkeyPatch) ->
     os.close(read)
     with os.fdopen(write, "w", encoding="utf-8") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        assert generate("hello", target, "--max-new-tokens", 8) == cli.NO_READER
+        assert generate("hello", target, "--max-new-tokens", 8) == streams.NO_READER
         monkeypatch.undo()

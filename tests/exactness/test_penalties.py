@@ -129,10 +129,18 @@ def test_scores_that_are_given_stay_as_they_are() -> None:
     assert len(processing.penalties) == 4
 
 
-@pytest.mark.parametrize("given", [{"a": 1.0}, {1: float("nan")}, {-1: 1.0}, {1: "x"}, 3, {1.5: 2.0}, {True: 1}])
+@pytest.mark.parametrize(
+    "given",
+    [{"a": 1.0}, {"²": 1.0}, {"1" * 5000: 1.0}, {1: float("nan")}, {-1: 1.0}, {1: "x"}, 3, {1.5: 2.0}, {True: 1}],
+)
 def test_biases_that_are_none(given: object) -> None:
     with pytest.raises(ConfigError, match="finite numbers by the ids"):
         Sampling(logit_bias=given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"5": -100, "12": 1}, {12: 1, 5: -100.0}, [["5", -100], [12, 1]]])
+def test_the_ids_of_biases_may_be_the_keys_of_json(given: Any) -> None:
+    assert Sampling(logit_bias=given).logit_bias == ((5, -100.0), (12, 1.0))
 
 
 def test_a_bias_of_a_token_that_the_target_lacks() -> None:

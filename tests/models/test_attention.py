@@ -175,11 +175,11 @@ def test_want_of_memory_is_named_and_changes_nothing(tmp_path: Path) -> None:
     header.write_text("#include <stdlib.h>\n#define aligned_alloc(alignment, size) ((void)(size), (void *)0)\n")
     with compiled_with("-include", str(header)):
         for model in (fast.forward, lambda *_: matrix(torch.ones(1, 3))):
-            with refused(ModelError, "no memory", "1 tokens"):
+            with refused(ModelError, "of memory, and there are", "1 tokens"):
                 model(text[19:], 1)
     assert fast.length == 19
     assert torch.equal(fast.forward(text[19:], 1), expected)
-    with refused(ModelError, "no memory", "1 tokens"):
+    with refused(ModelError, "of memory, and there are", "1 tokens"):
         KVBlocks(Shape(1000, 1000, 1000, 100_000)).reserve(1)
 
 

@@ -18,10 +18,11 @@ from tokenizers import AddedToken, pre_tokenizers
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.alignment.vocab import read_vocab
+from omnidraft.cli.main import main
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models import loading
+from omnidraft.models import int8_format, loading
 from omnidraft.models import transformers_model as models
-from omnidraft.models.loading import load_model, load_tokenizer
+from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
 from support.compilers import needs_the_8_bit_step
 from support.models import afresh, build, close, refused
 from support.small_tokenizers import byte_level, sentencepiece, wrap
@@ -193,6 +194,12 @@ def to_convert(folder: Path) -> None:
     (folder / "tokenizer.model").write_bytes(b"{")
 
 
+def to_8_bits(folder: Path) -> None:
+    weights = int8_format.packed(load_file(folder / "model.safetensors"))
+    save_file(weights, folder / int8_format.FILE, metadata={"format": int8_format.FORMAT})
+    remove("model.safetensors")(folder)
+
+
 def to_gguf(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-q8_0.gguf")
 
@@ -263,6 +270,59 @@ def test_a_damaged_folder(damage: str, folder: Path, calls: list[str]) -> None:
         with refused(ModelError, *parts):
             loading.load_skeleton(folder)
     assert calls == []
+
+
+@pytest.mark.parametrize("asked", ["flash_attention_2", "kernels-community/flash-attn", "no such"])
+def test_attention_that_is_not_here_is_computed_otherwise(asked: str, folder: Path, calls: list[str]) -> None:
+    said: list[str] = []
+    for kind in ("float32", "8 bits"):
+        if kind == "8 bits":
+            to_8_bits(folder)
+        expected = load_model(folder, "float32").lm.new_sequence().forward([5, 6, 7], 3)
+        replace_in("config.json", attn_implementation=asked)(folder)
+        found = load_model(folder, "float32", say=said.append, verifies=True).lm
+        assert torch.equal(found.new_sequence().forward([5, 6, 7], 3), expected)
+        replace_in("config.json", attn_implementation="sdpa")(folder)
+    assert len(set(said)) == 1
+    assert said[0].endswith(f" asks for attention by {asked}, and it is computed by sdpa")
+    assert calls == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_an_index_of_files_without_metadata(dtype: str, folder: Path) -> None:
+    if dtype == "int8":
+        needs_the_8_bit_step()
+    expected = load_model(folder, dtype, verifies=True).lm.new_sequence().forward([5, 6, 7], 3)
+    weights = load_file(folder / "model.safetensors")
+    remove("model.safetensors")(folder)
+    names = sorted(weights)
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in files.items():
+        save_file({name: weights[name] for name in held}, folder / file)
+    index = {"weight_map": {name: file for file, held in files.items() for name in held}}
+    for more in ({}, {"metadata": {"total_size": 1}}):
+        text = json.dumps(index | more)
+        overwrite("model.safetensors.index.json", b"\xef\xbb\xbf" * (not more) + text.encode())(folder)
+        assert torch.equal(load_model(folder, dtype, verifies=True).lm.new_sequence().forward([5, 6, 7], 3), expected)
+        load_skeleton(folder)
+
+
+@pytest.mark.parametrize("names", [["BitnetForCausalLM"], ["MistralForCausalLM"], ["LlamaForSequenceClassification"]])
+def test_a_class_of_other_models_is_refused(names: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replace_in("config.json", architectures=names)(folder)
+    for read in (load_skeleton, load_model):
+        with refused(ModelError, "type 'llama'", f"names the class {names[0]!r}", "'LlamaForCausalLM'"):
+            read(folder)
+    assert main(["inspect", str(folder), "--drafter", str(folder)]) == 1
+    assert f"names the class '{names[0]}'" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "names", [None, [], ["LLaMAForCausalLM"], ["LlamaModel"], ["Own", "LlamaForCausalLM"], ["Llama_For_Causal_LM"]]
+)
+def test_a_class_by_another_name_is_taken(names: list[str] | None, folder: Path) -> None:
+    replace_in("config.json", architectures=names)(folder)
+    assert load_model(folder, "float32").lm.vocab_size
 
 
 @pytest.mark.parametrize("head", [False, True], ids=["no head", "a head"])

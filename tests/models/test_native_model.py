@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -291,6 +293,54 @@ def test_a_library_that_cannot_be_kept_is_made_again(cache: str, home: Path, mon
     assert step.unsupported_reason() is None
     files = [path.name for path in home.rglob("*.so") if path.stat().st_size > 1000]
     assert files == [name] * (cache == "damaged")
+
+
+@pytest.fixture
+def run_nowhere(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """The cache and the temporary folder, where files may be written and not run; the list has those that stay so."""
+    library, places = step.step_functions(), [home, tmp_path / "t ü"]
+    places[1].mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(places[1]))
+    monkeypatch.setattr(step, "prebuilt", lambda _: None)
+    monkeypatch.setattr(step, "_compile", lambda made: made.touch())
+
+    def loaded(name: str) -> ctypes.CDLL:
+        if any(Path(name).is_relative_to(place) for place in places):
+            raise OSError(f"{name}: failed to map segment from shared object")
+        return library
+
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    looked_for_anew(monkeypatch)
+    return places
+
+
+def test_folders_from_which_nothing_runs_are_named(run_nowhere: list[Path]) -> None:
+    said = str(step.unsupported_reason())
+    assert str(run_nowhere[0] / "cache" / "native") in said
+    assert str(run_nowhere[1]) in said
+    assert said.endswith("set OMNIDRAFT_HOME or TMPDIR to a folder from which programs run")
+    assert "compiler" not in said
+
+
+@pytest.mark.parametrize("runs", [0, 1])
+def test_one_folder_from_which_code_runs_is_enough(runs: int, run_nowhere: list[Path]) -> None:
+    del run_nowhere[runs]
+    assert step.unsupported_reason() is None
+
+
+def test_a_temporary_folder_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setattr(step, "prebuilt", lambda _: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "nowhere"))
+    looked_for_anew(monkeypatch)
+    assert "set TMPDIR to a folder that can be written" in str(step.unsupported_reason())
+
+
+def test_the_path_of_a_compiler_may_have_blanks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "a compiler"
+    compiler.touch(mode=0o755)
+    for given, words in ((str(compiler), [str(compiler)]), ("cc -pipe", ["cc", "-pipe"])):
+        monkeypatch.setenv("CC", given)
+        assert step._compiler() == words  # noqa: SLF001
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")

@@ -37,7 +37,8 @@ def source() -> dict[str, str]:
     """The modules of the package and of the experiments, by dotted name."""
     modules = {}
     for path in [*python_files("src"), *python_files("experiments")]:
-        parts = path.relative_to(ROOT / "src" if "src" in path.parts else ROOT).with_suffix("").parts
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts[1:] if parts[0] == "src" else parts
         modules[".".join(parts).removesuffix(".__init__")] = path.read_text(encoding="utf-8")
     return modules
 

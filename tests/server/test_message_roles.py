@@ -19,6 +19,11 @@ TURNS = """\
 {{ m['content'] }}{% for c in m['tool_calls'] or [] %}{{ c['function']['name'] }}{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+DEAF = """\
+{% for m in messages %}{% if m['role'] in ('user', 'assistant') %}<|im_start|>{{ m['role'] }}
+{{ m['content'] }}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 RULES = {"role": "system", "content": "Be short."}
 HI = {"role": "assistant", "content": "Hi."}
 CALL = {"id": "c", "type": "function", "function": {"name": "pens", "arguments": '{"n": 1}'}}
@@ -30,13 +35,15 @@ TOOLS = [{"type": "function", "function": {"name": "pens", "parameters": {"type"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[At]:
-    """Targets whose templates take no system message (`none`), or one at the beginning (`one`)."""
+    """Targets whose templates take no system message (`none`), one at the beginning (`one`), or lose it (`deaf`)."""
     folder = tmp_path_factory.mktemp("roles")
     for name, none in (("none", "true"), ("one", "false")):
         with_tools(folder / name)
         template = TURNS.replace("NO_SYSTEM", none)
         (folder / name / "chat_template.jinja").write_text(template, encoding="utf-8")
-    with serving([folder / "none", folder / "one"], None, {"draft_length": 0}) as at:
+    with_tools(folder / "deaf")
+    (folder / "deaf" / "chat_template.jinja").write_text(DEAF, encoding="utf-8")
+    with serving([folder / name for name in ("none", "one", "deaf")], None, {"draft_length": 0}) as at:
         yield at
 
 
@@ -73,6 +80,15 @@ def test_messages_are_joined_where_the_template_refuses_them(
         assert found == {"prompt": turns(*expected)}
 
 
+def test_messages_that_a_template_would_lose_are_the_users(server: At) -> None:
+    messages = [RULES, *user("A"), *CALLED, RESULT]
+    found = server.post("/apply-template", {"model": "deaf", "messages": messages}).json()
+    assert "Be short.\nA" in found["prompt"]
+    assert "<tool_response>6</tool_response>" in found["prompt"]
+    found = server.post("/apply-template", {"model": "deaf", "messages": user("A")}).json()
+    assert found == {"prompt": turns(("user", "A"))}
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -82,8 +98,11 @@ def test_messages_are_joined_where_the_template_refuses_them(
         ("/api/chat", {"messages": [RULES, *user("A")], "stream": False}),
     ],
 )
-def test_every_api_answers_where_the_template_has_no_system_message(server: At, path: str, body: Any) -> None:
-    answered = server.post(path, {"model": "none", **body})
+@pytest.mark.parametrize("model", ["none", "deaf"])
+def test_every_api_answers_where_the_template_has_no_system_message(
+    server: At, model: str, path: str, body: Any
+) -> None:
+    answered = server.post(path, {"model": model, **body})
     assert answered.status_code == 200
     assert not answered.json().get("omnidraft", {}).get("ignored")
 

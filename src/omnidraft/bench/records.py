@@ -51,7 +51,7 @@ class Results:
 def read(path: Path) -> Results:
     """Read a result file; raises InputError for one that is none, or damaged."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read result file {path} ({error}): check the path") from error
     try:

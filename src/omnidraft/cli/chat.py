@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.cli import answering, flags
+from omnidraft.cli.prompts import MARK
 from omnidraft.config import suggestion
 from omnidraft.errors import ConfigError, InputError, PromptError
 from omnidraft.storage import replace_file
@@ -173,10 +174,11 @@ def _typed() -> Iterator[str]:
 
 
 def _piped() -> Iterator[str]:
-    """Lines of stdin; raises PromptError for bytes that are no text."""
-    for line in sys.stdin.buffer:
+    """Lines of stdin, without a byte-order mark before the first; raises PromptError for bytes that are no text."""
+    for number, line in enumerate(sys.stdin.buffer):
         try:
-            yield line.decode().removesuffix("\n").removesuffix("\r")
+            text = line.decode().removesuffix("\n").removesuffix("\r")
+            yield text if number else text.removeprefix(MARK)
         except UnicodeDecodeError as error:
             raise PromptError(f"a message on stdin is no UTF-8 ({error}): convert it") from error
 

@@ -22,12 +22,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--offline", action="store_true", help="download nothing; use SmolLM2 if it is in the cache")
     flags.add(parser, "--json")
     options = parser.read(arguments)
-    from rich.console import Console
-
+    from omnidraft.cli.printer import Printer
     from omnidraft.demo import demonstration
 
     flags.prepare_libraries()
-    console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
+    console = Printer(stderr=options.json)
     target, questions = demonstration.scene(flags.say, offline=options.offline, quick=options.quick)
     tokens = demonstration.QUICK_TOKENS if options.quick else demonstration.TOKENS
     result = demonstration.run(target, questions, console, flags.say, new_tokens=tokens)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from omnidraft import defaults, zoo
 from omnidraft.config import Settings, names, suggestion
 from omnidraft.errors import ConfigError
+from omnidraft.models.interpreter import check_docstrings
+from omnidraft.models.memory import check_libraries
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
@@ -219,11 +222,19 @@ def collect(options: argparse.Namespace, *classes: type[Settings]) -> list[dict[
             raise ConfigError(f"unknown setting {name!r}: {suggestion(name, known)}")
         if name in given:
             raise ConfigError(f"{name} is given twice: leave one out")
-        given[name] = None if value == "none" else number(value)
+        given[name] = None if value == "none" else _value(value)
     found = [{name: given[name] for name in names(cls) if name in given} for cls in classes]
     for cls, own in zip(classes, found, strict=True):
         cls(**own)
     return found
+
+
+def _value(text: str) -> Any:
+    """The value of a setting: an object or a list of JSON, a number, or the text, which the settings check."""
+    if text.startswith(("{", "[")):
+        with suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return number(text)
 
 
 # ---------------------------------------------------------------- models
@@ -231,15 +242,17 @@ def collect(options: argparse.Namespace, *classes: type[Settings]) -> list[dict[
 
 def load_models(options: argparse.Namespace, **settings: Any) -> OmniDraft:
     """The target and the drafter that the options name, on their device; warnings go to stderr."""
+    prepare_libraries()
     from omnidraft.api import load
 
-    prepare_libraries()
     places = {"dtype": options.dtype, "device": options.device, "warn": say}
     return load(options.target, options.drafter, **places, **settings)
 
 
 def prepare_libraries(threads: int | None = None) -> None:
     """Silence advice, reports of retries, and progress bars unless stderr is a terminal; set PyTorch's threads."""
+    check_docstrings()
+    check_libraries()
     import torch
     from transformers.utils import logging as reports
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.cli import answering, flags
+from omnidraft.cli.prompts import MARK
 from omnidraft.errors import PromptError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _answer(model: OmniDraft, ids: list[int], asked: dict[str, Any], *, as_json:
 
 
 def _prompt(argument: str) -> str:
-    """The argument, or stdin for `-`, without its last line end."""
+    """The argument, or stdin for `-`, without its last line end; neither begins with a byte-order mark."""
     text = argument
     if argument == "-":
         try:
@@ -61,6 +62,7 @@ def _prompt(argument: str) -> str:
         except UnicodeDecodeError as error:
             raise PromptError(f"the prompt on stdin is no UTF-8 ({error}): convert it") from error
         text = text.removesuffix("\n").removesuffix("\r")
+    text = text.removeprefix(MARK)
     if not text:
         raise PromptError("the prompt is empty: give some text, or - to read it from stdin")
     return text

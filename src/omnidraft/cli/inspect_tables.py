@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
+from omnidraft.cli.printer import Printer
 from omnidraft.inspection.implementation import NATIVE, TRANSFORMERS, HeaderFigures, StepReport
 from omnidraft.models.gguf.keys import KeyReport
 
@@ -70,9 +70,9 @@ def show_header(found: HeaderFigures) -> None:
         console.print(_table("keys", ("group", "keys"), _keys(found.keys)))
 
 
-def _console(line: str, *, works: bool = True) -> Console:
+def _console(line: str, *, works: bool = True) -> Printer:
     """A console, on which a first line is printed in bold."""
-    console = Console(highlight=False, markup=False, emoji=False)  # tokens may look like any of them
+    console = Printer()  # tokens may look like markup
     console.print(line, style="bold" if works else "bold red", soft_wrap=True)
     return console
 

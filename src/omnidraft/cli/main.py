@@ -1,24 +1,22 @@
 """The command line `omnidraft`: dispatch to its commands.
 
-Answers go to stdout, everything else to stderr.  Exit codes: 0, 1 (a failure), 2 (bad input), 130 (Ctrl-C), 141 (the
-reader of stdout is gone).
+Answers go to stdout, everything else to stderr.  Exit codes: 0, 1 (a failure), 2 (bad input), 130 (Ctrl-C), 141
+(stdout was closed, or its reader is gone).
 """
 
 from __future__ import annotations
 
 import importlib
-import io
-import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 
 import omnidraft
-from omnidraft.cli import flags
+from omnidraft.cli import flags, streams
 from omnidraft.config import suggestion
 from omnidraft.errors import ConfigError, InputError, NumericsError, OmniDraftError
 
-NO_READER = 141  # 128 + SIGPIPE
 COMMANDS = {  # each a module with a `main`
     "generate": "answer a prompt",
     "chat": "talk with a model in the terminal",
@@ -41,13 +39,19 @@ EXAMPLES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without the character must not end the answer
+    with streams.usable() as output:
+        code = _code(sys.argv[1:] if arguments is None else arguments, output)
+        with suppress(OSError):
+            sys.stdout.flush()
+        return output.ended(code)
+
+
+def _code(arguments: Sequence[str], output: streams.Output) -> int:
+    """Run a command; its exit code, with a line on stderr where it cannot do what it should."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of libraries, meant for programmers
-            code = _run(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
+            return _run(arguments)
     except SystemExit as end:  # argparse, after --help
         return int(end.code or 0)
     except OmniDraftError as error:
@@ -57,11 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         flags.say("interrupted")
         return flags.INTERRUPTED
-    except BrokenPipeError:
-        # the interpreter flushes stdout once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NO_READER
-    return code
+    except Exception as error:  # noqa: BLE001  all but those of its surroundings are raised again
+        return streams.failed(error, output)
 
 
 def _run(arguments: Sequence[str]) -> int:

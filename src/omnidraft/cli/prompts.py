@@ -18,6 +18,7 @@ from omnidraft.errors import ConfigError, InputError, PromptError
 
 MBPP_TEST = range(11, 511)  # task ids of MBPP's test split
 CHECK = "check the file"
+MARK = "\ufeff"  # the byte-order mark, with which editors and shells of Windows begin a text
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,12 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"adapt is {options.adapt!r}; a server learns in the background or not: use {' or '.join(ADAPT)}"
         )
+    flags.prepare_libraries(options.threads)
     try:
         from omnidraft.server.run import Running
     except ModuleNotFoundError as error:
         fix = "pip install 'omnidraft[serve]'"
         raise ConfigError(f"the server needs the package {error.name}, which is not installed: {fix}") from error
-    flags.prepare_libraries(options.threads)
     models = {"dtype": options.dtype, "device": options.device, "adapt": options.adapt, **drafting, **learning}
     settings = Serving(**serving)
     Running(settings, options.target, options.drafter, models, say=flags.say, log_prompts=options.log_prompts).run()

@@ -36,6 +36,36 @@ def check_no_code(source: str, local: bool) -> None:
         )
 
 
+def check_class(config: Any, source: str) -> None:
+    """Raise ModelError for a config whose `architectures` names a class of other models than its type is of.
+
+    Its layers are not those of the type, or not computed so: such models bring code of their own.  Names that differ in
+    signs or capitals are known ones, written otherwise.
+    """
+    import transformers
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+
+    mappings: tuple[Any, ...] = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING)
+    found = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
+    classes = [kind for each in found for kind in (each if isinstance(each, tuple) else (each,))]
+    known = {_letters(each.__name__) for each in classes}
+    named = [name for name in getattr(config, "architectures", None) or () if isinstance(name, str)]
+    for name in named:
+        kind = getattr(transformers, name, None)
+        own = kind is not None and getattr(kind, "config_class", None) is type(config) and kind.can_generate()
+        if own or _letters(name) in known:
+            return
+    if named:
+        raise ModelError(
+            f"config.json of model {source!r} is of type {config.model_type!r} and names the class {named[0]!r}, which "
+            f"is none of that type: use a model of class {classes[0].__name__!r}, or the config.json that belongs to it"
+        )
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()
+
+
 def check_quantizer(config: Any, source: str) -> None:
     """Raise ModelError for weights in a format that `transformers` cannot read on this machine."""
     given = getattr(config, "quantization_config", getattr(config, "quantization", None))

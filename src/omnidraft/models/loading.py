@@ -16,14 +16,16 @@ import torch
 from tokenizers import Tokenizer
 
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models.folder_checks import check_no_adapter, check_no_code, check_quantizer, not_a_model
+from omnidraft.models.folder_checks import check_class, check_no_adapter, check_no_code, check_quantizer, not_a_model
 from omnidraft.models.gguf import tokenizer as gguf_tokenizer
 from omnidraft.models.gguf.config import SUFFIX, is_gguf, load_config, model_tensors
 from omnidraft.models.gguf.native_weights import weights_of
+from omnidraft.models.interpreter import check_docstrings
+from omnidraft.models.memory import check_free, is_shortage, needing
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel
-from omnidraft.models.safetensors_files import Tensors, holds_weights, in_8_bits
+from omnidraft.models.safetensors_files import Tensors, holds_weights, in_8_bits, lacks_metadata
 from omnidraft.models.transformers_model import (
     SUPPORTED,
     PretrainedModel,
@@ -35,6 +37,8 @@ from omnidraft.models.transformers_model import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+# by which attention is computed as a config asks: others need packages, code from the hub, or one device
+ATTENTIONS = (None, "eager", "sdpa")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 SLOWER = 1.25  # times the other's: two that are closer must not be chosen by the moment, or answers would be
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
@@ -81,7 +85,7 @@ def load_model(
     place = choose_device(device)
     source, local = locate(name)
     shown = Path(source).resolve().name if local else source
-    skeleton: Any = load_skeleton(name)  # checked before gigabytes of weights are read
+    skeleton: Any = load_skeleton(name, say)  # checked before gigabytes of weights are read
     chosen, reason = dtype, "asked for"
     if chosen == "auto":
         chosen, reason = choose_precision(place, skeleton, rounds=verifies and is_gguf(source))
@@ -93,14 +97,29 @@ def load_model(
         raise ModelError(f"model {source!r} cannot be used in {chosen}, as {unsupported}: use dtype='auto'")
     tokenizer = load_tokenizer(source)
     _end_turns(skeleton, tokenizer)
-    if ours:
-        return LoadedModel(_native_model(skeleton, source, local), tokenizer, shown, reason)
-    model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
+    with _room_for_weights(skeleton, source, chosen, place):
+        if ours:
+            return LoadedModel(_native_model(skeleton, source, local), tokenizer, shown, reason)
+        model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
     _end_turns(model, tokenizer)
     lm = TransformersModel(model)
     if verifies and lm.no_drafts:
         say(f"target {shown} is decoded without drafts: {lm.no_drafts}")
     return LoadedModel(lm, tokenizer, shown, reason)
+
+
+def _room_for_weights(
+    skeleton: PreTrainedModel, source: str, precision: str, place: torch.device
+) -> AbstractContextManager[None]:
+    """Want of memory for the weights inside is a ModelError; raises it at once where they cannot fit.
+
+    That of GGUF files is looked at as they are read, and of quantized weights it is not known.
+    """
+    each = 1 if precision in step.PRECISIONS else getattr(torch, precision).itemsize
+    count, what = skeleton.num_parameters() * each, f"the weights of model {source!r} in {precision}"
+    if place.type == "cpu" and not is_gguf(source) and getattr(skeleton.config, "quantization_config", None) is None:
+        check_free(count, what)
+    return needing(count, what)
 
 
 def _native_model(skeleton: PreTrainedModel, source: str, local: bool) -> NativeModel:
@@ -137,13 +156,14 @@ def _read_model(
     auto, kind = (cast(Any, each) for each in (AutoModelForCausalLM, type(skeleton)))
     options: dict[str, Any] = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with _reading("weights", source, local):
-        if is_gguf(source) or (local and in_8_bits(Path(source))):
+        if is_gguf(source) or (local and (in_8_bits(Path(source)) or lacks_metadata(Path(source)))):
             with _weights(skeleton, source, local, dtype) as weights:
                 model, report = kind.from_pretrained(None, config=skeleton.config, state_dict=dict(weights), **options)
             model.generation_config = skeleton.generation_config
             model.name_or_path = model.config.name_or_path = source  # as in the other case
         else:
             options |= {"local_files_only": local, "trust_remote_code": False, "return_dict": True}
+            options["attn_implementation"] = skeleton.config._attn_implementation  # noqa: SLF001
             model, report = auto.from_pretrained(source, **options)
         model = model.to(place)
     # tensors that the files lack are initialized at random, which must not pass for a model
@@ -175,8 +195,12 @@ def _unsupported_reason(skeleton: PreTrainedModel, place: torch.device) -> str |
     return None if found is None else str(found)
 
 
-def load_skeleton(name: str | Path) -> PreTrainedModel:
-    """Build a model on the meta device, from its configs alone; raises ModelError where `load_model` would."""
+def load_skeleton(name: str | Path, say: Callable[[str], None] = _log.info) -> PreTrainedModel:
+    """Build a model on the meta device, from its configs alone; raises ModelError where `load_model` would.
+
+    `say` is told where attention is computed otherwise than the config asks.
+    """
+    check_docstrings()
     source, local = locate(name)
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -198,9 +222,16 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
         kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal language model"
         raise ModelError(f"model {source!r} of type {config.model_type!r} is {kind}: use {SUPPORTED}")
     check_rotation(config, source)
-    auto: Any = AutoModelForCausalLM
+    with _reading("config.json", source, local):
+        check_class(config, source)
+    asked, auto = config._attn_implementation, cast("Any", AutoModelForCausalLM)  # noqa: SLF001
+    if asked not in ATTENTIONS:
+        config._attn_implementation = None  # noqa: SLF001  the class chooses
     with _reading("config.json", source, local), torch.device("meta"):
         skeleton: PreTrainedModel = auto.from_config(config)
+    if asked not in ATTENTIONS:
+        used = skeleton.config._attn_implementation  # noqa: SLF001
+        say(f"config.json of model {source!r} asks for attention by {asked}, and it is computed by {used}")
     check_supported(skeleton)
     if generation is not None:
         model_tensors(Path(source), skeleton)
@@ -220,6 +251,7 @@ def load_skeleton(name: str | Path) -> PreTrainedModel:
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder, a GGUF file or a hub id, no model needed; raises ModelError."""
+    check_docstrings()
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source, local = locate(name)
@@ -265,6 +297,8 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
+        if is_shortage(error):
+            raise
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         others = ("*.model", "vocab.*", "*.tiktoken") if part == "tokenizer.json" else ()  # other forms of a tokenizer
         if local and (fault := not_a_model(Path(source))):

@@ -29,6 +29,18 @@ def holds_weights(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (SINGLE, INDEX, int8_format.FILE))
 
 
+def lacks_metadata(folder: Path) -> bool:
+    """True if a folder's index of files is without the entry `metadata`, which `transformers` wants."""
+    if (folder / SINGLE).is_file() or not (folder / INDEX).is_file():
+        return False
+    return "metadata" not in _index(folder / INDEX)
+
+
+def _index(path: Path | str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    return found
+
+
 class Tensors(Mapping[str, torch.Tensor]):
     """Tensors by name, of a folder or a hub id, those of a file in 8 bits as the float32 that they stand for.
 
@@ -75,7 +87,7 @@ class Tensors(Mapping[str, torch.Tensor]):
             return [in_8_bits]
         if index is None:
             raise FileNotFoundError(f"neither {SINGLE} nor {INDEX} nor {int8_format.FILE} is there")
-        names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(_index(index)["weight_map"].values()))
         found = {name: self._path(name) for name in names}
         if missing := [name for name, path in found.items() if path is None]:
             raise ModelError(

@@ -14,6 +14,7 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.forks import mind_forks
 from omnidraft.models.language_model import NO_LIMIT, CachedSequence, KVSequence, Read, check_crop
+from omnidraft.models.memory import SHORTER, needing
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -146,8 +147,10 @@ class TransformersModel(PretrainedModel):
     @torch.inference_mode()
     def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
         """One after the other; after an interruption the caches are empty."""
+        total = sum(each.sequence.length + len(each.ids) for each in reads)
         try:
-            return [self._read(each) for each in reads]
+            with needing(lambda: self.token_bytes * total, f"keys and values of {total} tokens", SHORTER):
+                return [self._read(each) for each in reads]
         except BaseException:
             # an interrupted pass leaves layers of unequal length, which no crop can repair
             for each in reads:

@@ -29,6 +29,9 @@ FAMILIES = (
 )
 
 
+ANCHOR = "☺"  # in the way of the space that SentencePiece puts before a text
+
+
 def filling(served: ServedModel, before: str, after: str) -> list[int]:
     """Token ids of a prompt for what stands between two texts; raises ApiError for a target without such tokens."""
     tokenizer = served.model.target.tokenizer
@@ -36,11 +39,7 @@ def filling(served: ServedModel, before: str, after: str) -> list[int]:
         words: Mapping[str, int] = tokenizer.get_vocab()
         for marks in FAMILIES:
             if all(mark in words for mark in marks[:3] if mark):
-                first, second = (
-                    list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
-                    for text in (before, after)
-                )
-                parts = [(marks.before, first), (marks.after, second)]
+                parts = [(marks.before, _ids(served, before)), (marks.after, _continued(served, after))]
                 parts = parts[::-1] if marks.after_first else parts
                 ids = [token for mark, text in parts for token in (words[mark], *text)]
                 return [*served.model.vocab.first, *ids, *([words[marks.middle]] if marks.middle else [])]
@@ -48,3 +47,19 @@ def filling(served: ServedModel, before: str, after: str) -> list[int]:
     raise ApiError(
         400, f"suffix is not supported, as {why}: leave it out", param="suffix", code="unsupported_parameter"
     )
+
+
+def _ids(served: ServedModel, text: str) -> list[int]:
+    return list(served.model.target.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+
+def _continued(served: ServedModel, text: str) -> list[int]:
+    """Token ids of what goes on in the middle of a text: without a space that the tokenizer puts before texts.
+
+    So Code Llama and Codestral were trained on what comes after; what comes before has that space.
+    """
+    whole, anchor, tokens = _ids(served, text), _ids(served, ANCHOR), served.model.vocab.tokens
+    if b"".join(tokens[token] or b"" for token in whole) != b" " + text.encode():
+        return whole
+    found = _ids(served, ANCHOR + text)
+    return found[len(anchor) :] if found[: len(anchor)] == anchor else whole

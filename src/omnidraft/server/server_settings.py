@@ -33,21 +33,22 @@ def _keys(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _origins(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"{name} is {shown(value)}; it must be a list: give one origin or more", option=name)
-    for each in value:
+    given = (value,) if isinstance(value, str) else value
+    if not isinstance(given, Sequence):
+        raise ConfigError(f'{name} is {shown(value)}; it must be a list: use ["http://localhost:3000"]', option=name)
+    for each in given:
         if not isinstance(each, str) or not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[\w.:\[\]-]*", each):
             raise ConfigError(
                 f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000, or app://",
                 option=name,
             )
-    return tuple(value)
+    return tuple(given)
 
 
 def _hosts(name: str, value: Any) -> tuple[str, ...]:
     given = (value,) if isinstance(value, str) else value
     if not isinstance(given, Sequence):
-        raise ConfigError(f"{name} is {shown(value)}; it must be a list: give one name or more", option=name)
+        raise ConfigError(f'{name} is {shown(value)}; it must be a list: use ["my-machine.lan"]', option=name)
     return tuple(_host(name, each).lower() for each in given)
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import EMBEDDING, HEAD
 from omnidraft.models.gguf.config import model_tensors
 from omnidraft.models.gguf.header import TensorInfo
 from omnidraft.models.gguf.split_files import forget_headers, naming, read_header, reading
 from omnidraft.models.gguf.tensors import Source, check_unchanged, read, rows_in, source_rows
+from omnidraft.models.memory import check_free
 from omnidraft.models.native.packed_matrices import FLOAT_TYPES, GGML_TYPES, Stored, StoredWeights
 
 # matrices of a layer that are kept as they are, or rounded, together
@@ -100,15 +100,8 @@ def weights_of(path: Path, skeleton: PreTrainedModel, dtype: torch.dtype | None 
 
     Raises ModelError unless the file has those of the skeleton, and no other, and there is memory for them.
     """
-    import psutil
-
     needed = held_bytes(path) if dtype is None else skeleton.num_parameters() * dtype.itemsize
-    free = psutil.virtual_memory().available
     found = GgufWeights(path, model_tensors(path, skeleton), dtype or torch.float32)
     forget_headers()  # before memory is taken for the weights
-    if needed > free:
-        raise ModelError(
-            f"the weights of {path.name} take {needed / 2**30:.1f} GiB of memory, and there are {free / 2**30:.1f}: "
-            "use a smaller model, or free some"
-        )
+    check_free(needed, f"the weights of {path.name}")
     return found

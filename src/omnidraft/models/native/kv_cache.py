@@ -6,6 +6,7 @@ Rejected tokens are dropped by `crop` of a sequence, in `model.py`; here the blo
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,11 +14,11 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.language_model import ROOM
+from omnidraft.models.memory import SHORTER, shortage
 from omnidraft.models.native.step import BLOCK, LANES, Cache, Shape, pointer
 
 SPARE = 1  # block beyond those in use that a crop keeps: drafts are cropped in every round
 POINTERS = 16  # pointers to blocks for which there is room at first; then for twice as many
-REMEDY = "shorten the text, answer fewer at once, or take a smaller model"
 
 
 class KVBlocks:
@@ -42,8 +43,9 @@ class KVBlocks:
         held, needed = len(self._blocks), -(-length // BLOCK)
         try:
             made = [torch.empty(self._shape, dtype=torch.float16, device="cpu") for _ in range(held, needed)]
-        except RuntimeError as error:  # what torch raises for want of memory
-            raise ModelError(f"there is no memory for keys and values of {length} tokens: {REMEDY}") from error
+        except (MemoryError, RuntimeError) as error:  # what torch raises for want of memory
+            taken = needed * math.prod(self._shape) * torch.float16.itemsize
+            raise ModelError(shortage(f"keys and values of {length} tokens", taken, SHORTER)) from error
         while needed > len(self._pointers):
             self._pointers = (ctypes.c_void_p * (2 * len(self._pointers)))(*self._pointers)
         for number, block in enumerate(made, held):

@@ -15,6 +15,7 @@ import torch
 
 from omnidraft.models.families import BY_CLASS, GELU, Family, UnsupportedReason, heads_of, unknown_family
 from omnidraft.models.language_model import CachedSequence, KVSequence, Read, check_crop
+from omnidraft.models.memory import SHORTER, needing
 from omnidraft.models.native import step
 from omnidraft.models.native.kv_cache import Angles, KVBlocks, Rotation
 from omnidraft.models.native.step import Norm, pointer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHUNK = 64  # ids of a text in one call of step.c: more take as long, and a call cannot be interrupted
+DRAFTED = 0.75  # bytes of a weight in Q5_1
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -99,8 +101,10 @@ class NativeModel(PretrainedModel):
     def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
         """All in one call of step.c, but that it takes no more than CHUNK ids of a text at a time."""
         starts = [each.sequence.length for each in reads]
+        total = sum(start + len(each.ids) for start, each in zip(starts, reads, strict=True))
         try:
-            return self._read(reads)
+            with needing(self.token_bytes * total, f"keys and values of {total} tokens", SHORTER):
+                return self._read(reads)
         except BaseException:
             for each, start in zip(reads, starts, strict=True):
                 each.sequence.crop(start)  # with the blocks that it took
@@ -241,11 +245,11 @@ class Layers:
 
 def native_of(source: PretrainedModel, *, drafts: bool = False) -> NativeModel | None:
     """A native model over the weights of `source`, or None where there is an `unsupported_reason`."""
-    return (
-        None
-        if unsupported_reason(source.model)
-        else NativeModel(source.model, source.model.state_dict(), drafts=drafts)
-    )
+    if unsupported_reason(source.model):
+        return None
+    count = source.model.num_parameters() * (DRAFTED if drafts else 1)
+    with needing(count, f"the weights of {source.name} for the native step"):
+        return NativeModel(source.model, source.model.state_dict(), drafts=drafts)
 
 
 def unsupported_reason(model: PreTrainedModel) -> UnsupportedReason | None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from omnidraft.errors import ModelError
+from omnidraft.models.memory import shortage
 from omnidraft.models.native import step as native
 from omnidraft.models.native.step import PANEL, Part, Products
 
@@ -127,8 +128,8 @@ def _packed(part: Stored) -> Part:
     size = library.packed_bytes(part.kind, out, part.columns)
     try:
         room = torch.empty(size + LINE, dtype=torch.uint8, device="cpu")
-    except RuntimeError as error:
-        raise ModelError(f"there is no memory for weights {part.name}, {size} bytes: {native.SHORT}") from error
+    except (MemoryError, RuntimeError) as error:
+        raise ModelError(shortage(f"weights {part.name}", size)) from error
     weights = room[-room.data_ptr() % LINE :][:size]
     panels = -(-out // PANEL)
     step = out if part.order is not None else max(1, PART * panels // size) * PANEL

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.int8_format import rounded
+from omnidraft.models.memory import shortage
 from omnidraft.models.native.prebuilt import OPTIONS, SOURCE, prebuilt, source_bytes
 from omnidraft.storage import cache_folder
 
@@ -40,7 +41,6 @@ SECONDS = 120  # for the compiler
 MEASURED = 8192, 2048  # entries of a matrix: 64 MiB in 32 bits
 TIMES = 5  # of which the fastest counts
 DONE = 0  # what functions of step.c return; else memory was short
-SHORT = "use a smaller model, or end other programs"
 REMEDY = "install a C compiler (apt install gcc, or pip install 'omnidraft[compiler]')"
 FLAGS = (("-march=native",), ("-mcpu=native",))  # tried in this order: compilers name the processor differently
 
@@ -130,7 +130,7 @@ class Products:
         y = torch.empty(len(x), self.struct.out, dtype=torch.float32, device="cpu")
         norm = (None, False, 0.0) if before is None else (pointer(before.weight), before.centered, before.epsilon)
         given = *norm, cap, x.data_ptr(), len(x), y.data_ptr(), threads()
-        _check(step_functions().apply_matrices(ctypes.byref(self.struct), *given), len(x))
+        _check(step_functions().apply_matrices(ctypes.byref(self.struct), *given), len(x), self.struct.out)
         return y
 
 
@@ -183,12 +183,13 @@ def read_tokens(
     has changed.
     """
     given = layers, ctypes.byref(shape), caches, apart, x.data_ptr(), len(x), threads()
-    _check(step_functions().read_tokens(*given), len(x))
+    _check(step_functions().read_tokens(*given), len(x), layers[0].qkv.out + layers[0].gate_up.out)
 
 
-def _check(code: int, rows: int) -> None:
+def _check(code: int, rows: int, entries: int) -> None:
+    """Raise ModelError where there was no memory for a pass, which has at least so many entries a row."""
     if code != DONE:
-        raise ModelError(f"there is no memory for a pass over {rows} tokens: {SHORT}")
+        raise ModelError(shortage(f"a pass over {rows} tokens", rows * entries * torch.float32.itemsize))
 
 
 @cache
@@ -238,6 +239,8 @@ def step_functions() -> ctypes.CDLL:
 def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     try:
         found = _kept_or_made()
+    except _NotLoadedError as error:
+        return None, str(error)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return None, f"step.c cannot be compiled for this machine ({_last_line(error)}): {REMEDY}"
     address, number, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -270,16 +273,39 @@ def _kept_or_made() -> ctypes.CDLL:
     with suppress(OSError):
         if folder is not None and (folder / name).is_file():
             return ctypes.CDLL(str(folder / name))
-    with tempfile.TemporaryDirectory() as place:
-        made = Path(place) / name
+    with _temporary() as place:
+        made = place / name
         _compile(made)
-        found = ctypes.CDLL(str(made))
+        kept = None
         with suppress(OSError):
             if folder is not None:
                 part = folder / f"{name}.{os.getpid()}"
                 shutil.copyfile(made, part)
-                part.replace(folder / name)
-        return found
+                kept = part.replace(folder / name)
+        for path in (made, kept):  # either may be where nothing may be run
+            with suppress(OSError):
+                if path is not None:
+                    return ctypes.CDLL(str(path))
+        places = " or ".join(str(each) for each in (folder, place.parent) if each is not None)
+        raise _NotLoadedError(
+            f"compiled code cannot be run from {places}, which may be mounted noexec: set OMNIDRAFT_HOME or TMPDIR to "
+            "a folder from which programs run"
+        )
+
+
+class _NotLoadedError(Exception):
+    """step.c was compiled, or could be, but there is no folder for it; the message says what to do."""
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    try:
+        folder = tempfile.TemporaryDirectory()
+    except OSError as error:
+        fix = "set TMPDIR to a folder that can be written"
+        raise _NotLoadedError(f"step.c cannot be compiled without a temporary folder ({error}): {fix}") from error
+    with folder as place:
+        yield Path(place)
 
 
 def _compile(made: Path) -> None:
@@ -298,7 +324,10 @@ def _compile(made: Path) -> None:
 
 def _compiler() -> list[str]:
     """The words that call a C compiler: those of CC, else the first that is found; raises OSError for none."""
-    if named := shlex.split(os.environ.get("CC", "")):
+    given = os.environ.get("CC", "")
+    if shutil.which(given):  # a path may have blanks
+        return [given]
+    if named := shlex.split(given):
         return named
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):

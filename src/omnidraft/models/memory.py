@@ -1,0 +1,106 @@
+"""Want of memory, said in one line with the bytes that are needed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from omnidraft.errors import ModelError
+
+FIX = "use a smaller model, or free some memory"
+LIBRARIES = 2**29  # bytes that PyTorch and others take at the very least
+SHORTER = "shorten the text, answer fewer at once, or use a smaller model"
+# what the system's loader of libraries says, without a reason
+NO_THREAD = "can't start new thread"
+UNMAPPED = "failed to map segment from shared object"
+
+
+def is_shortage(error: BaseException) -> bool:
+    """True for what Python, numpy, PyTorch or the system raises where memory is short."""
+    kinds: tuple[type[BaseException], ...] = (MemoryError,)
+    if (torch := sys.modules.get("torch")) is not None:
+        kinds += (torch.cuda.OutOfMemoryError,)
+    if isinstance(error, kinds):
+        return True
+    said = str(error)  # PyTorch has no kind of its own for CPUs, nor has the reader of safetensors
+    if os.strerror(errno.ENOMEM) in said or (isinstance(error, ImportError) and UNMAPPED in said):
+        return True
+    if said == NO_THREAD and _limit() is not None:  # whose stack takes megabytes
+        return True
+    return error.__cause__ is not None and is_shortage(error.__cause__)
+
+
+def shortage(what: str, count: float | None, fix: str = FIX) -> str:
+    """The message that `what` takes so many bytes; None: as many as this process has, and more."""
+    needed, free = None, None
+    with suppress(Exception):  # where memory is short, this may fail as well
+        needed = size(_held()) if count is None else size(count)
+        free = size(free_bytes())
+    if needed is None or free is None:
+        return f"{what} take more memory than there is: {fix}"
+    return f"{what} take {'more than ' if count is None else ''}{needed} of memory, and there are {free}: {fix}"
+
+
+@contextmanager
+def needing(count: Callable[[], float] | float | None, what: str, fix: str = FIX) -> Iterator[None]:
+    """Turn want of memory inside into a ModelError that says how many bytes `what` take, in all."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ModelError) or not is_shortage(error):
+            raise
+        found = None
+        with suppress(Exception):
+            found = count() if callable(count) else count
+        raise ModelError(shortage(what, found, fix)) from error
+
+
+def check_libraries() -> None:
+    """Raise ModelError where the libraries themselves do not fit: some end the process then."""
+    if (limit := _limit()) is None:
+        return
+    import psutil  # noqa: F401  (later there may be no memory to import it)
+
+    if limit < LIBRARIES:
+        least = size(LIBRARIES)
+        raise ModelError(f"the libraries take more than {least} of memory, and `ulimit -v` is {size(limit)}: {FIX}")
+
+
+def check_free(count: float, what: str) -> None:
+    """Raise ModelError unless this many bytes are free."""
+    if count > free_bytes():
+        raise ModelError(shortage(what, count))
+
+
+def free_bytes() -> int:
+    """Bytes that this process may still take, by the system's memory and by its own limit (`ulimit -v`)."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    return free if (limit := _limit()) is None else max(0, min(free, limit - psutil.Process().memory_info().vms))
+
+
+def _held() -> int:
+    """Bytes of this process, by the measure that bounds it."""
+    import psutil
+
+    info = psutil.Process().memory_info()
+    return int(info.rss if _limit() is None else info.vms)
+
+
+def _limit() -> int | None:
+    """The bound of this process's address space; None where it has none."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    soft: int = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def size(count: float) -> str:
+    """Bytes for a message."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"

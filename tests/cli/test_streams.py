@@ -1,0 +1,126 @@
+"""Commands whose output leads nowhere: closed streams, pipes without a reader, full disks."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from omnidraft.cli import main as cli
+from omnidraft.cli.streams import FAILED, NO_READER
+from support.project_files import environment
+
+pytestmark = [
+    pytest.mark.usefixtures("home"),
+    pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device"),
+]
+Captured = pytest.CaptureFixture[str]
+FULL = "omnidraft: error: cannot write to stdout (No space left on device): "
+CLOSED = "omnidraft: error: stdout is closed: "
+QUICK = {  # commands that load no model, and their exit codes
+    "--version": 0,
+    "--help": 0,
+    "bench compare --help": 0,
+    "cache --json": 0,
+    "make-drafter --help": 0,
+    "profiles list --json": 0,
+    "inspect --header no.gguf": 2,
+}
+
+
+def run(words: list[str], redirected: str, home: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-m", "omnidraft", *words]
+    return subprocess.run(
+        command, env=environment(home) | more, capture_output=True, text=True, check=False, encoding="utf-8"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        (">&-", NO_READER, CLOSED),
+        ("<&- >&- 2>&-", NO_READER, ""),
+        (">/dev/full", FAILED, FULL),
+        (">/dev/full 2>&1", FAILED, ""),
+        ("2>&-", 0, ""),
+        ("2>/dev/full", 0, ""),
+    ],
+)
+def test_no_command_shows_a_traceback(redirected: str, code: int, said: str, unbuffered: str, home: Path) -> None:
+    for command, usual in QUICK.items():
+        done = run(command.split(), redirected, home, PYTHONUNBUFFERED=unbuffered)
+        assert done.returncode == (usual or code), (command, done)
+        assert done.stdout == "" if code else done.stdout or usual, command
+        lines = done.stderr.splitlines()
+        if usual:
+            assert len(lines) == ("2>" not in redirected)
+        else:
+            assert [line.startswith(said) for line in lines] == [True] * bool(said), (command, lines)
+
+
+@contextmanager
+def led(monkeypatch: pytest.MonkeyPatch, stream: str, where: str) -> Iterator[None]:
+    """A standard stream leads to a pipe without a reader, or to a full disk."""
+    with monkeypatch.context() as patch:
+        if where == "pipe":
+            read, write = os.pipe()
+            os.close(read)
+        else:
+            write = os.open("/dev/full", os.O_WRONLY)
+        patch.setattr(sys, stream, os.fdopen(write, "w", encoding="utf-8", closefd=False))
+        yield
+        os.close(write)
+
+
+@pytest.fixture(params=["generate", "generate --json", "chat", "chat --json", "inspect", "demo"])
+def command(request: pytest.FixtureRequest, target: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of a command that writes an answer or tables."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+    monkeypatch.setattr("omnidraft.demo.demonstration.QUICK_TOKENS", 4)
+    name, *more = request.param.split()
+    rest = ["--target", str(target), "--drafter", "none", "--max-new-tokens", "4", *more]
+    words = {
+        "generate": ["hello", *rest],
+        "chat": ["--target", "zoo:target-b", *rest[2:]],
+        "inspect": ["zoo:target-b", "--drafter", "zoo:drafter"],
+        "demo": ["--quick"],
+    }
+    return [name, *words[name]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "code", "said"), [("pipe", NO_READER, ""), ("disk", FAILED, FULL)])
+def test_an_answer_that_cannot_be_written(
+    command: list[str], where: str, code: int, said: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with led(monkeypatch, "stdout", where):
+        assert cli.main(command) == code
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert [line.startswith(said) for line in errors] == [True] * bool(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["pipe", "disk"])
+def test_messages_that_nobody_reads(
+    command: list[str], where: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with led(monkeypatch, "stderr", where):
+        assert cli.main(command) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_full_disk_elsewhere_is_one_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "here")
+
+    monkeypatch.setattr("omnidraft.cli.cache.main", full)
+    assert cli.main(["cache"]) == FAILED
+    assert "error: cannot write ([Errno 28] No space left on device: 'here'): " in capsys.readouterr().err
