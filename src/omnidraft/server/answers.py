@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omnidraft.server.reading.pieces import Call, CallPiece, Piece, Reader
@@ -25,6 +25,7 @@ class TokenInfo:
     data: list[int] | None
     logprob: float | None  # None of the first token of a text
     top: Sequence[TokenInfo] = ()
+    token: int = 0  # its id
 
     def as_dict(self) -> dict[str, Any]:
         """In OpenAI's form."""
@@ -40,6 +41,7 @@ class Delta:
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
     logprobs: Sequence[TokenInfo] = ()
+    tokens: Sequence[int] = ()  # but for one that ends the answer
     trace: dict[str, Any] | None = None  # the extension, where it is asked for
 
 
@@ -94,6 +96,11 @@ class Answer:
         return 0 if self.task.prompt_alone else len(self.finished.result.token_ids)
 
     @property
+    def tokens(self) -> list[int]:
+        """Ids of the answer's tokens, but for one that ends it."""
+        return [] if self.task.prompt_alone else self._told(self.finished.result.token_ids)
+
+    @property
     def beside(self) -> dict[str, Any]:
         """Fields of a complete answer, or of its last chunk, that only this server has: times, and the extension."""
         ignored = {"ignored": list(self.task.ignored)} if self.task.ignored else {}
@@ -132,7 +139,8 @@ class Answer:
             return Delta(logprobs=infos)
         piece = self._reader.feed(step.text)
         trace = None if self._sources is None else self._sources.of(record, piece)
-        return self._delta(piece, [*infos, *self._infos(record)], trace)
+        delta = self._delta(piece, [*infos, *self._infos(record)], trace)
+        return replace(delta, tokens=self._told(record.emitted))
 
     def _end(self, done: Done) -> Delta:
         self.done = done
@@ -144,6 +152,9 @@ class Answer:
     def _delta(self, piece: Piece, infos: Sequence[TokenInfo], trace: dict[str, Any] | None) -> Delta:
         reasoning = piece.reasoning if self.task.reading.tells_reasoning else ""
         return Delta(content=piece.content, reasoning=reasoning, calls=piece.calls, logprobs=infos, trace=trace)
+
+    def _told(self, tokens: Sequence[int]) -> list[int]:
+        return [token for token in tokens if token not in self.task.served.model.engine.eos]
 
     def _prompt_infos(self, step: Told) -> list[TokenInfo]:
         """The log-probabilities of the prompt's tokens, with the first round; the first token has none."""
@@ -172,7 +183,7 @@ class Answer:
 
     def _info(self, token: int, logprob: float, top: Sequence[TokenInfo] = ()) -> TokenInfo:
         text, data = self.task.served.text_of(token)
-        return TokenInfo(text=text, data=data, logprob=max(logprob, MIN_LOGPROB), top=top)
+        return TokenInfo(token=token, text=text, data=data, logprob=max(logprob, MIN_LOGPROB), top=top)
 
 
 def timings(answers: Sequence[Answer]) -> dict[str, float]:
