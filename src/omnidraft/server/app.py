@@ -28,7 +28,7 @@ from omnidraft.server.access import USED_KEY, Guard
 from omnidraft.server.answers import Answer
 from omnidraft.server.bodies import Received, described, parsed, read, receive, taking
 from omnidraft.server.chat import Chat, Completion
-from omnidraft.server.errors import REQUEST_ID, ApiError, Json, of_input
+from omnidraft.server.errors import REQUEST_ID, ApiError, Json, of_input, to_json
 from omnidraft.server.llama_server_bodies import LlamaCompletion, LlamaInfill
 from omnidraft.server.metrics import CONTENT_TYPE, Metrics
 from omnidraft.server.request_answers import Reply, RequestAnswers
@@ -133,8 +133,10 @@ class Server:
         body = (await self.received(request, ollama_bodies.OllamaPull)).body
         self.model(None)
         known = [one.name for one in self.scheduler.served]
-        lines = ollama.pulled(body.model or body.name or "", known, stream=body.stream is not False)
-        return StreamingResponse(lines, media_type=ollama.Lines.media_type)
+        steps = ollama.pulled(body.model or body.name or "", known)
+        if body.stream is False:
+            return Json(steps[-1])
+        return Response(b"".join(to_json(step) + b"\n" for step in steps), media_type=ollama.Lines.media_type)
 
     async def home(self, request: Request) -> Response:
         """The page for browsers, and for Ollama's clients that the server is there."""

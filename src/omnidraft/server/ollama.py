@@ -191,14 +191,12 @@ def loaded(body: OllamaChat | OllamaGenerate) -> dict[str, Any] | None:
     return {"model": body.model, "created_at": now(), **said, "done": True, "done_reason": "load"}
 
 
-def pulled(name: str, known: Sequence[str], *, stream: bool) -> Iterator[bytes]:
+def pulled(name: str, known: Sequence[str]) -> list[dict[str, str]]:
     """What is said of a model that is to be fetched: it is there already.  Raises ApiError for any other."""
     if name.removesuffix(LATEST) not in known:
-        there = ", ".join(known)
-        fix = f"use one of {there}, or start the server with it as --target"
+        fix = f"use one of {', '.join(known)}, or start the server with it as --target"
         raise ApiError(404, f"model {name!r} is not here, and this server fetches none: {fix}", param="model")
-    steps = ("pulling manifest", "verifying sha256 digest", "writing manifest", "success")
-    return (to_json({"status": step}) + b"\n" for step in (steps if stream else steps[-1:]))
+    return [{"status": step} for step in ("pulling manifest", "verifying sha256 digest", "writing manifest", "success")]
 
 
 def listed(served: ServedModel, *, running: bool = False) -> dict[str, Any]:
