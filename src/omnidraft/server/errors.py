@@ -65,7 +65,7 @@ NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["threa
 ABSENT = re.compile(
     r"(?:/api|/v\d+)?/(?:embed|embeddings?|rerank|reranking|score|pooling|classify|moderations|(?:images|audio)/.*)"
 )
-TEXT_ALONE = "this server's models write text, and it has none for embeddings, ranking, images or sound"
+TEXT_ALONE = "this server's models write text, and none is for embeddings, ranking, images or sound: use another server"
 REQUEST_ID = "x-request-id"  # header of requests and responses, and the key of an ASGI scope
 INTERNAL = ApiError(500, "internal error: the server's log has it")
 ENDING = ApiError(503, "the server is shutting down: try later")
@@ -129,7 +129,7 @@ def install(app: FastAPI) -> None:
             headers, path = error.headers or {}, as_json(request.url.path)
             unrouted = {404: f"there is no {path}: see GET /openapi.json for what there is"}
             if ABSENT.fullmatch(request.url.path):
-                unrouted[404] = f"there is no {path}: {TEXT_ALONE}: use POST /v1/chat/completions, or another server"
+                unrouted[404] += f"; {TEXT_ALONE}"
             unrouted[405] = f"{path} takes no {request.method}: use {headers.get('Allow', 'another')}"
             error = ApiError(error.status_code, unrouted.get(error.status_code, str(error.detail)))
         made = response(error if isinstance(error, ApiError) else INTERNAL, request.url.path)
