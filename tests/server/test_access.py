@@ -94,7 +94,7 @@ def test_pages_of_other_origins_are_refused_unless_named(server: At, guarded: At
     allowed = guarded.get("/v1/models", headers={"Origin": ORIGIN, "Authorization": f"Bearer {KEY}"})
     assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == ORIGIN
-    assert allowed.headers["access-control-expose-headers"] == "retry-after"
+    assert allowed.headers["access-control-expose-headers"] == "retry-after, x-request-id"
     asks = {
         "Origin": ORIGIN,
         "Access-Control-Request-Method": "POST",
@@ -122,6 +122,22 @@ def test_what_other_pages_load_is_refused_but_for_links_to_the_page(server: At, 
     assert status("/", "navigate", "document") == 200
     named = {"Origin": ORIGIN, "Sec-Fetch-Site": site, "Authorization": f"Bearer {KEY}"}
     assert guarded.get("/v1/models", headers=named).status_code == 200
+
+
+def test_every_response_has_the_id_of_its_request(server: At, guarded: At, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError
+
+    named = {"X-Request-Id": "of-a-client/7"}
+    monkeypatch.setattr("omnidraft.server.app.tokenizer_info", failing)
+    for path, status in (("/v1/models", 200), ("/", 200), ("/nothing", 404), ("/tokenizer_info", 500)):
+        found = server.get(path, headers=named)
+        assert (found.status_code, found.headers.get_list("x-request-id")) == (status, ["of-a-client/7"])
+    refused = guarded.get("/v1/models", headers=named)
+    assert (refused.status_code, refused.headers["x-request-id"]) == (401, "of-a-client/7")
+    streamed = server.chat(stream=True)
+    assert streamed.headers["x-request-id"] != server.chat().headers["x-request-id"]
+    assert server.get("/health", headers={"X-Request-Id": "x" * 999}).headers["x-request-id"].startswith("req_")
 
 
 def test_large_requests_are_refused_by_length_and_by_what_comes(guarded: At) -> None:

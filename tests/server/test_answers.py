@@ -19,9 +19,12 @@ from omnidraft.server.bodies import read
 from omnidraft.server.chat import Places
 from omnidraft.server.grammar import Thought, answer_grammar, text_grammar, tokens_of
 from omnidraft.server.messages import of_response
+from omnidraft.server.protocol_base import Options
 from omnidraft.server.reading.events import Reasoning, Text
 from omnidraft.server.response_bodies import ResponseRequest
 from omnidraft.server.response_formats import ResponseFormat
+from omnidraft.server.sampling_options import sampling_of
+from omnidraft.server.server_settings import Serving
 from support.serving import QUESTION, At, events, serving, user
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -213,7 +216,7 @@ def test_the_last_message_goes_on(plain: At, alone: OmniDraft) -> None:
                 *({"frequency_penalty": 1.5}, {"presence_penalty": 1.5}),
             )
         ),
-        ({"repeat_penalty": 1.8}, {"repetition_penalty": 1.8}),
+        ({"repeat_penalty": 1.8, "repeat_last_n": -1}, {"repetition_penalty": 1.8}),
         ({"repeat_penalty": 1.8, "repeat_last_n": 4}, {"repetition_penalty": 1.8, "repetition_window": 4}),
         ({"repeat_penalty": 1.8, "repeat_last_n": 0}, {}),
         ({"logit_bias": {"10": 100}}, {"logit_bias": {10: 100}}),
@@ -228,6 +231,45 @@ def test_what_is_drawn_is_the_librarys(plain: At, alone: OmniDraft, asked: dict[
     assert found == alone.generate(user(QUESTION), max_new_tokens=32, **DRAWN | own).text
     bare = alone.generate(user(QUESTION), max_new_tokens=32, **DRAWN).text
     assert (found == bare) == (not own) or "min_new_tokens" in own
+
+
+PENALTIES: list[tuple[dict[str, Any], int]] = [  # and the window
+    ({"repeat_penalty": 1.8}, 64),
+    ({"repeat_penalty": 1.8, "repeat_last_n": 9}, 9),
+    ({"repeat_penalty": 1.8, "repeat_last_n": -1}, 0),
+    ({"repetition_penalty": 1.8}, 0),
+    ({"repetition_penalty": 1.8, "repeat_last_n": 9}, 9),
+    ({"repetition_penalty": 1.8, "repeat_penalty": 1.8}, 0),
+]
+
+
+@pytest.mark.parametrize(("asked", "window"), PENALTIES, ids=str)
+def test_a_penalty_covers_the_last_tokens_by_the_name_that_it_has(
+    plain: At, alone: OmniDraft, asked: dict[str, Any], window: int
+) -> None:
+    prompt, own = " ".join([QUESTION] * 5), {"repetition_penalty": 1.8, "repetition_window": window}
+    expected = [alone.generate(each, max_new_tokens=24, temperature=0, **own).text for each in (user(prompt), prompt)]
+    greedy = {"temperature": 0, **asked}
+    chat = plain.post(CHATS, {"messages": user(prompt), "max_tokens": 24, **greedy}).json()
+    answered = plain.post(RESPONSES, {"input": prompt, "max_output_tokens": 24, **greedy}).json()
+    assert chat["choices"][0]["message"]["content"] == expected[0]
+    assert answered["output"][0]["content"][0]["text"] == expected[0]
+    text = plain.post(TEXTS, {"prompt": prompt, "max_tokens": 24, **greedy}).json()["choices"][0]["text"]
+    native = plain.post("/completion", {"prompt": prompt, "n_predict": 24, **greedy}).json()["content"]
+    assert text == native == expected[1]
+    if "repetition_penalty" not in asked:  # which Ollama has no such name for
+        options = {"options": {"num_predict": 24, **greedy}, "model": "chat", "stream": False}
+        said = plain.post("/api/chat", {"messages": user(prompt), **options}).json()["message"]["content"]
+        assert said == plain.post("/api/generate", {"prompt": prompt, **options}).json()["response"] == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("window", "own"), [(0, {"repetition_penalty": 1.0}), (9, {"repetition_window": 9}), (-1, {"repetition_window": 0})]
+)
+def test_a_window_alone_is_of_the_targets_own_penalty(window: int, own: dict[str, Any]) -> None:
+    made = sampling_of(Options(repeat_last_n=window), Serving(), 5)
+    assert {name: value for name, value in made.items() if name.startswith("repetition")} == own
+    assert "repetition_window" not in sampling_of(Options(), Serving(), 5)
 
 
 FORMS: list[tuple[dict[str, Any], str]] = [

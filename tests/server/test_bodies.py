@@ -17,7 +17,7 @@ from omnidraft.server.errors import ApiError
 from omnidraft.server.protocol_base import Body, ChatSchemaFormat
 from omnidraft.server.response_bodies import ResponseRequest
 from omnidraft.server.unsupported_parameters import RULES
-from support.serving import At, user
+from support.serving import PATIENT, At, user
 
 CHATS = "/v1/chat/completions"
 TEXT = {"model": "zoo:target-a", "prompt": "x", "max_tokens": 1}
@@ -92,6 +92,7 @@ def test_what_is_in_the_table_is_ignored_by_name_or_refused_with_a_fix() -> None
     for kind, name in KINDS.items():
         goods: dict[str, dict[str, Any]] = {"completion": {"prompt": "x"}, "ollama": {"model": "x"}}
         goods |= {key: {"messages": user("x")} for key in ("chat", "messages")}
+        goods["llama_server"] = {"prompt": "x"}
         good = goods.get(name, {"input": "x"})
         for parameter, rule in RULES[name][""].items():
             if name in ("tokenize", "detokenize"):
@@ -178,15 +179,33 @@ def test_packed_bodies_are_held_to_what_can_be_read(server: At, content: bytes, 
     assert refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["", "application/json; charset=utf-8", "text/plain", "application/vnd.api+json"])
-def test_json_is_read_by_whatever_name_clients_give_it(server: At, kind: str) -> None:
-    assert send(server, json.dumps(TEXT).encode(), Content_Type=kind).status_code == 200
+TYPES = ("", "application/json; charset=utf-8", "text/plain", "application/octet-stream", "multipart/form-data")
+FORM = ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x")  # that a page may post
+ANSWERING: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", TEXT),
+    ("/v1/messages", {"model": "chat", "max_tokens": 1, "messages": user("x")}),
+    ("/api/generate", {"model": "chat", "prompt": "x", "stream": False, "options": {"num_predict": 1}}),
+    ("/completion", {"prompt": "x", "n_predict": 1}),
+]
 
 
-def test_another_type_is_refused(server: At) -> None:
-    refused = send(server, json.dumps(TEXT).encode(), Content_Type="multipart/form-data; boundary=x")
-    assert refused.status_code == 415
-    assert "application/json" in refused.json()["error"]["message"]
+@pytest.mark.parametrize(("path", "body"), ANSWERING, ids=lambda each: each if isinstance(each, str) else "")
+def test_json_is_read_by_whatever_name_clients_give_it(server: At, path: str, body: dict[str, Any]) -> None:
+    for kind in TYPES:
+        found = httpx.post(server.url + path, content=json.dumps(body), headers={"Content-Type": kind}, **PATIENT)
+        assert found.status_code == 200, (kind, found.text)
+
+
+@pytest.mark.parametrize("kind", FORM)
+def test_forms_of_other_pages_are_refused_whatever_their_type(server: At, kind: str) -> None:
+    headers: list[dict[str, str]] = [{"Origin": "http://evil.example"}, {"Origin": "null"}]
+    headers += [{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"} for site in ("cross-site", "same-site")]
+    for path, body in (*ANSWERING, ("/api/pull", {"model": "chat"}), ("/tokenize", {"content": "x"})):
+        for each in headers:
+            refused = httpx.post(
+                server.url + path, content=json.dumps(body), headers={"Content-Type": kind, **each}, **PATIENT
+            )
+            assert refused.status_code == 403, (path, each)
 
 
 def test_keys_that_no_template_is_handed_are_named() -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import ollama
 import pytest
 
@@ -83,12 +84,16 @@ def test_models_are_listed_shown_and_loaded(client: ollama.Client, server: At) -
     assert shown.modelinfo
     assert client.generate(model="chat", prompt="").done_reason == "load"
     assert client.chat(model="chat").done_reason == "load"
-    assert tuple(map(int, server.get("/api/version").json()["version"].split("."))) >= (0, 6, 4)  # VS Code asks for it
+    assert tuple(map(int, server.get("/api/version").json()["version"].split("."))) >= (0, 13, 4)  # Codex asks for it
     models: list[Any] = [*client.list().models, *client.ps().models]
     for each in models:
         assert re.fullmatch("[0-9a-f]{64}", each.digest or "")  # Ollama's own client cuts it without looking
         assert each.details
         assert re.fullmatch(r"[1-9][0-9.]*M", each.details.parameter_size or "")
+        assert each.details.quantization_level == "I8"
+        assert each.size > 10**6
+    for path in ("/api/tags", "/api/ps"):
+        assert server.get(path).json()["models"][0]["capabilities"] == shown.capabilities
     own = {"model": "chat", "system": "", "template": "", "verbose": False, "options": None, "name": ""}
     shown_to_go = server.post("/api/show", own).json()  # whose fields are there, empty or not
     assert shown_to_go["model_info"]["general.basename"] == "chat"
@@ -148,3 +153,140 @@ def test_options_without_effect_are_named(server: At) -> None:
 
 def test_a_model_is_shown_by_its_older_name(server: At) -> None:
     assert server.post("/api/show", {"name": "chat"}).json()["model_info"]
+
+
+# ---------------------------------------------------------------- where a conversation goes on
+
+
+BEGUN = [*user(QUESTION), {"role": "assistant", "content": "He has 4"}]
+
+
+def test_an_answer_at_the_end_goes_on(server: At, client: ollama.Client) -> None:
+    options = OPTIONS | {"num_predict": 12}
+    made = client.chat(model="chat", messages=BEGUN, options=options)
+    assert made.message.content == chat(server, messages=BEGUN, max_tokens=12, continue_final_message=True)
+    assert made.message.content != chat(server, messages=BEGUN, max_tokens=12)
+    pieces = list(client.chat(model="chat", messages=BEGUN, options=options, stream=True))
+    assert "".join(each.message.content or "" for each in pieces) == made.message.content
+
+
+@pytest.mark.parametrize("said", ["", " \n"])
+def test_an_empty_answer_at_the_end_is_begun(server: At, client: ollama.Client, said: str) -> None:
+    turns = [*user(QUESTION), {"role": "assistant", "content": said}]
+    made = client.chat(model="chat", messages=turns, options=OPTIONS | {"num_predict": 12})
+    assert made.message.content == chat(server, messages=user(QUESTION), max_tokens=12)
+
+
+def test_a_call_at_the_end_is_complete(server: At) -> None:
+    call = {"function": {"name": "count", "arguments": {"pens": 24}}}
+    turns = [*user(QUESTION), {"role": "assistant", "content": "He has 4", "tool_calls": [call]}]
+    found = server.post("/api/chat", {"model": "chat", "messages": turns, "stream": False, "options": OPTIONS}).json()
+    assert found["done"]
+    assert (
+        found["prompt_eval_count"]
+        > server.post("/api/chat", {"model": "chat", "messages": BEGUN, "stream": False, "options": OPTIONS}).json()[
+            "prompt_eval_count"
+        ]
+    )
+
+
+def test_a_raw_prompt_goes_on_with_an_answer(server: At, client: ollama.Client) -> None:
+    prompt = server.post("/apply-template", {"messages": BEGUN, "continue_final_message": True}).json()["prompt"]
+    options = OPTIONS | {"num_predict": 12}
+    raw = client.generate(model="chat", prompt=prompt, raw=True, options=options)
+    assert raw.response == client.chat(model="chat", messages=BEGUN, options=options).message.content
+
+
+# ---------------------------------------------------------------- log-probabilities, times, downloads
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_log_probabilities_are_those_of_openais_api(server: At, client: ollama.Client, raw: bool) -> None:
+    options = OPTIONS | {"num_predict": 6}
+    asked: dict[str, Any] = {"model": "chat", "options": options, "logprobs": True, "top_logprobs": 2}
+    if raw:
+        text = {"prompt": QUESTION, "max_tokens": 6, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+        made: Any = client.generate(prompt="x", raw=True, **asked)
+        text["prompt"] = "x"
+        expected = server.post("/v1/completions", text).json()["choices"][0]["logprobs"]["tokens"]
+        assert [each.token for each in made.logprobs] == expected[: len(made.logprobs)]
+    else:
+        made = client.chat(messages=user(QUESTION), **asked)
+        found = server.chat(max_tokens=6, temperature=0, logprobs=True, top_logprobs=2).json()["choices"][0]
+        expected = found["logprobs"]["content"]
+        assert [each.token for each in made.logprobs] == [each["token"] for each in expected]
+        assert [each.logprob for each in made.logprobs] == pytest.approx(
+            [each["logprob"] for each in expected], abs=1e-3
+        )
+        pieces = list(client.chat(messages=user(QUESTION), stream=True, **asked))
+        told = [each for piece in pieces for each in piece.logprobs or ()]
+        assert [each.token for each in told] == [each.token for each in made.logprobs]
+        generated = client.generate(prompt=QUESTION, **asked)
+        assert [each.token for each in generated.logprobs or ()] == [each.token for each in made.logprobs]
+    assert all(len(each.top_logprobs) == 2 for each in made.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "tops", "ignored"),
+    [({"logprobs": True}, 0, []), ({"top_logprobs": 3}, None, ["top_logprobs"]), ({"logprobs": False}, None, [])],
+)
+def test_log_probabilities_come_where_they_are_asked_for(
+    server: At, asked: dict[str, Any], tops: int | None, ignored: list[str]
+) -> None:
+    body = {"model": "chat", "messages": user("x"), "stream": False, "options": {"num_predict": 2}, **asked}
+    found = server.post("/api/chat", body).json()
+    assert found.get("omnidraft", {}).get("ignored", []) == ignored
+    assert ("logprobs" in found) == (tops is not None)
+    assert all("top_logprobs" not in each for each in found.get("logprobs", ()))
+    refused = server.post("/api/chat", body | {"top_logprobs": 21})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("top_logprobs")
+
+
+def test_times_add_up(client: ollama.Client) -> None:
+    for made in (
+        client.chat(model="chat", messages=user("x"), options=OPTIONS),
+        client.generate(model="chat", prompt="x", options=OPTIONS),
+    ):
+        times = [made.load_duration or 0, made.prompt_eval_duration or 0, made.eval_duration or 0]
+        assert all(each > 0 for each in times)
+        assert made.total_duration == sum(times)
+
+
+def test_a_model_that_is_there_is_pulled(client: ollama.Client, server: At) -> None:
+    for name in ("chat", "chat:latest", "zoo:target-a"):
+        assert client.pull(name).status == "success"
+        assert [each.status for each in client.pull(name, stream=True)][-1] == "success"
+    assert server.post("/api/pull", {"name": "chat", "insecure": True}).text.count("\n") > 1
+    for name in ("llama9", "chat:7b", ""):
+        found = server.post("/api/pull", {"model": name})
+        assert found.status_code == 404
+        assert "use one of chat, zoo:target-a" in found.json()["error"]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("accept", ["*/*", "application/json", None, "text/html,application/xhtml+xml,*/*;q=0.8"])
+def test_the_root_says_that_ollama_runs_but_shows_browsers_the_page(
+    server: At, method: str, accept: str | None
+) -> None:
+    with httpx.Client(**PATIENT) as client:
+        client.headers.pop("accept")
+        found = client.request(method, server.url + "/", headers={"Accept": accept} if accept else {})
+    assert found.status_code == 200
+    assert found.headers["vary"] == "accept"
+    page = bool(accept and "html" in accept)
+    assert found.headers["content-type"].startswith("text/html" if page else "text/plain")
+    if method == "GET":
+        assert (found.text == "Ollama is running") != page
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*("/v1/embeddings", "/embeddings", "/embedding", "/api/embed", "/api/embeddings", "/v1/rerank", "/rerank"),
+     *("/v1/reranking", "/reranking", "/v2/rerank", "/v1/audio/speech", "/v1/images/generations", "/v1/moderations")],
+)  # fmt: skip
+def test_other_kinds_of_models_are_said_to_be_elsewhere(server: At, path: str) -> None:
+    found = server.post(path, {"model": "chat", "input": "x"})
+    assert found.status_code == 404
+    error = found.json()["error"]
+    assert "this server's models write text" in (error if path.startswith("/api") else error["message"])

@@ -57,6 +57,10 @@ class At:
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, **PATIENT, **options)
 
+    def raw(self, path: str, content: bytes, **headers: str) -> httpx.Response:
+        """The answer to a body of bytes."""
+        return httpx.post(self.url + path, content=content, headers=headers, **PATIENT)
+
     def chat(self, **body: Any) -> httpx.Response:
         return self.post("/v1/chat/completions", {"messages": user(QUESTION), "max_tokens": 4} | body)
 

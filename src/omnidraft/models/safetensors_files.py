@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,6 +50,7 @@ class Tensors(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, source: str, local: bool) -> None:
+        self.paths: tuple[Path, ...] = ()  # of the files
         self._files: dict[str, Any] = {}  # open, by the tensors' names in them
         self._prefix = ""  # that these names lack, but for the head's
         self._scales: set[str] | None = None  # their names, in a file in 8 bits
@@ -56,7 +59,8 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def __enter__(self) -> Self:
         try:
-            for path in self._paths():
+            self.paths = tuple(map(Path, self._paths()))
+            for path in map(str, self.paths):
                 file = self._stack.enter_context(_opened(path))
                 self._files |= dict.fromkeys(file.keys(), file)
                 if Path(path).name == int8_format.FILE:
@@ -69,6 +73,14 @@ class Tensors(Mapping[str, torch.Tensor]):
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def types(self) -> Counter[str]:
+        """How many weights there are of each type, by safetensors' names of types."""
+        counts: Counter[str] = Counter()
+        for name, file in self._files.items():
+            tensor = file.get_slice(name)
+            counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+        return counts
 
     def _set_scales_apart(self, found: object) -> None:
         if found != int8_format.FORMAT:

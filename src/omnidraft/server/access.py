@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
+import secrets
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omnidraft.server.errors import RETRY_S, ApiError, response
+from omnidraft.server.errors import REQUEST_ID, RETRY_S, ApiError, response
 from omnidraft.server.server_settings import MEGABYTE, Serving, is_loopback
 
 BUSY = "too many requests are open: try again later"
@@ -20,6 +21,7 @@ USED_KEY = "omnidraft.key"  # of an ASGI scope: the place of the API key, where 
 OPEN = ("/health", "/v1/health", "/")  # without a key; and the page's files, which ask for it
 PAGE = "/page/"
 NEEDLESS = re.compile("(?<=.)/+$|(?<=/)/+|(?<=^/v1)(/v1)+(?=/)")  # of a path: clients add it to a base URL that has it
+NAME = re.compile("[!-~]{1,256}")  # of a request
 LINK = ("/", "navigate", "document")  # path, Sec-Fetch-Mode and -Dest of a link to the page
 POLICY = b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 HEADERS = (
@@ -46,13 +48,16 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
-        async def safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
-            await send(message)
-
         scope["path"] = NEEDLESS.sub("", scope["path"])
         headers = Headers(scope=scope)
+        scope[REQUEST_ID] = number = _number(headers.get(REQUEST_ID, ""))
+
+        async def safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                named = (REQUEST_ID.encode(), number.encode())
+                message["headers"] = [*message.get("headers", ()), *HEADERS, named]
+            await send(message)
+
         error = self._refusal(scope, headers) or self._size(headers)
         if error is not None:
             await response(error, scope["path"])(scope, receive, safely)
@@ -121,6 +126,11 @@ class Guard:
             return None
         fix = "send Authorization: Bearer KEY, or x-api-key: KEY"
         return ApiError(401, f"no or a wrong API key: {fix}", code="invalid_api_key")
+
+
+def _number(asked: str) -> str:
+    """The id of a request: what the client calls it, or a new one."""
+    return asked if NAME.fullmatch(asked) else f"req_{secrets.token_hex(12)}"
 
 
 def _address(url: str) -> tuple[str, str]:

@@ -27,6 +27,7 @@ class TokenInfo:
     data: list[int] | None
     logprob: float | None  # None of the first token of a text
     top: Sequence[TokenInfo] = ()
+    token: int = 0  # its id
 
     def as_dict(self) -> dict[str, Any]:
         """In OpenAI's form."""
@@ -74,6 +75,7 @@ class Delta:
 
     changes: Sequence[Change] = ()
     logprobs: Sequence[TokenInfo] = ()
+    tokens: Sequence[int] = ()  # but for one that ends the answer
     trace: dict[str, Any] | None = None  # the extension, where it is asked for
 
     @property
@@ -144,6 +146,11 @@ class Answer:
         return 0 if self.task.prompt_alone else len(self.finished.result.token_ids)
 
     @property
+    def tokens(self) -> list[int]:
+        """Ids of the answer's tokens, but for one that ends it."""
+        return [] if self.task.prompt_alone else self._told(self.finished.result.token_ids)
+
+    @property
     def beside(self) -> dict[str, Any]:
         """Fields of a complete answer, or of its last chunk, that only this server has: times, and the extension."""
         ignored = {"ignored": list(self.task.ignored)} if self.task.ignored else {}
@@ -182,7 +189,8 @@ class Answer:
             return Delta(logprobs=infos)
         told = self._reader.feed(step.text)
         trace = None if self._sources is None else self._sources.of(record, told)
-        return Delta(changes=self._changes(told), logprobs=[*infos, *self._infos(record)], trace=trace)
+        tokens, infos = self._told(record.emitted), [*infos, *self._infos(record)]
+        return Delta(changes=self._changes(told), logprobs=infos, tokens=tokens, trace=trace)
 
     def _end(self, done: Done) -> Delta:
         self.done = done
@@ -230,6 +238,9 @@ class Answer:
         item, self._open = self._open, None
         return [] if item is None else [Change(item, ends=True)]
 
+    def _told(self, tokens: Sequence[int]) -> list[int]:
+        return [token for token in tokens if token not in self.task.served.model.engine.eos]
+
     def _prompt_infos(self, step: Told) -> list[TokenInfo]:
         """The log-probabilities of the prompt's tokens, with the first round; the first token has none."""
         if not step.prompt:
@@ -257,7 +268,7 @@ class Answer:
 
     def _info(self, token: int, logprob: float, top: Sequence[TokenInfo] = ()) -> TokenInfo:
         text, data = self.task.served.text_of(token)
-        return TokenInfo(text=text, data=data, logprob=max(logprob, MIN_LOGPROB), top=top)
+        return TokenInfo(token=token, text=text, data=data, logprob=max(logprob, MIN_LOGPROB), top=top)
 
 
 def timings(answers: Sequence[Answer]) -> dict[str, float]:

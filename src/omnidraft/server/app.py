@@ -13,28 +13,30 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import FastAPI, Query, Request
-from fastapi.responses import FileResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from omnidraft.errors import InputError
-from omnidraft.server import anthropic, anthropic_bodies, errors, ollama, ollama_bodies, tasks
+from omnidraft.server import anthropic, anthropic_bodies, errors, llama_server, ollama, ollama_bodies, tasks
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
 from omnidraft.server import response_bodies as r
 from omnidraft.server.access import USED_KEY, Guard
 from omnidraft.server.answers import Answer
-from omnidraft.server.bodies import Received, described, receive, taking
+from omnidraft.server.bodies import Received, described, parsed, read, receive, taking
 from omnidraft.server.chat import Chat, Completion
-from omnidraft.server.errors import ApiError, Json, of_input
+from omnidraft.server.errors import REQUEST_ID, ApiError, Json, of_input, to_json
+from omnidraft.server.llama_server_bodies import LlamaCompletion, LlamaInfill
 from omnidraft.server.metrics import CONTENT_TYPE, Metrics
 from omnidraft.server.request_answers import Reply, RequestAnswers
 from omnidraft.server.responses import Response as ResponseForm
 from omnidraft.server.scheduler import Scheduler, Task
 from omnidraft.server.served_model import Log, ServedModel
 from omnidraft.server.server_settings import MEGABYTE, Serving
+from omnidraft.server.tokenizing import detokenized, tokenized, tokenizer_info
 from omnidraft.server.user_memories import KEYLESS
 
 PAGE = Path(__file__).parent / "page"
@@ -49,7 +51,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"description": "no such model"},
     408: {"description": "the request came too slowly"},
     413: {"description": "the request is too large"},
-    415: {"description": "the body is no JSON by its type, or packed in an unknown way"},
+    415: {"description": "the body is packed in an unknown way"},
     429: {"description": "the queue is full: see Retry-After"},
     503: {"description": "loading, failed, or shutting down"},
 }
@@ -61,6 +63,7 @@ class Server:
     def __init__(self, settings: Serving, scheduler: Scheduler, metrics: Metrics, log: Log, *, prompts: bool) -> None:
         self.settings, self.scheduler, self.metrics = settings, scheduler, metrics
         self._log, self._prompts = log, prompts
+        self._limit = int(settings.max_body_mb * MEGABYTE)
         self._born = time.time()
         self._since = datetime.fromtimestamp(int(self._born), UTC).isoformat()
 
@@ -76,7 +79,7 @@ class Server:
 
     async def received(self, request: Request, kind: type[AnyT]) -> Received[AnyT]:
         """The body of a request; raises ApiError."""
-        return await receive(request, kind, int(self.settings.max_body_mb * MEGABYTE))
+        return await receive(request, kind, self._limit)
 
     async def begin(self, request: Request, asked: Received[Any], make: Make) -> RequestAnswers:
         """Queue a request; raises ApiError."""
@@ -88,11 +91,13 @@ class Server:
                 self._log(f"prompt: {served.model.target.tokenizer.decode(list(each.ids))}")
         return RequestAnswers(queued, self.scheduler)
 
-    def answering(self, api: Api) -> Endpoint:
-        """The endpoint of an API."""
+    def answering(self, usual: Api, native: Api | None = None) -> Endpoint:
+        """The endpoint of an API, and of llama-server's `native` one for bodies that have its name of the length."""
 
         async def answer(request: Request) -> Response:
-            asked: Received[Any] = await self.received(request, api.body)
+            raw = await parsed(request, self._limit)
+            api = native if native and isinstance(raw, dict) and raw.get("n_predict") is not None else usual
+            asked: Received[Any] = read(raw, api.body)
             if api.idle is not None and (said := api.idle(asked.body)) is not None:
                 self.model(asked.body.model)
                 return Json(said)
@@ -120,14 +125,31 @@ class Server:
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
         asked = await self.received(request, ollama_bodies.OllamaShow)
-        return Json(ollama.shown(self.model(asked.body.model or asked.body.name)))
+        served = self.model(asked.body.model or asked.body.name)
+        return Json(await run_in_threadpool(ollama.shown, served))
+
+    async def ollama_pull(self, request: Request) -> Response:
+        """Say that a target is here, as Ollama does at the end of a download."""
+        body = (await self.received(request, ollama_bodies.OllamaPull)).body
+        self.model(None)
+        known = [one.name for one in self.scheduler.served]
+        steps = ollama.pulled(body.model or body.name or "", known)
+        if body.stream is False:
+            return Json(steps[-1])
+        return Response(b"".join(to_json(step) + b"\n" for step in steps), media_type=ollama.Lines.media_type)
+
+    async def home(self, request: Request) -> Response:
+        """The page for browsers, and for Ollama's clients that the server is there."""
+        if PAGE.is_dir() and "text/html" in request.headers.get("accept", ""):
+            return FileResponse(PAGE / "index.html", headers={"vary": "accept"})
+        return PlainTextResponse(ollama.RUNNING, headers={"vary": "accept"})
 
     def listing(self, key: str, tell: Callable[[ServedModel], dict[str, Any]], **beside: str) -> Endpoint:
         """An endpoint that lists the targets."""
 
         async def listed() -> Json:
             self.model(None)
-            return Json({**beside, key: [tell(one) for one in self.scheduler.served]})
+            return Json({**beside, key: [await run_in_threadpool(tell, one) for one in self.scheduler.served]})
 
         return listed
 
@@ -164,31 +186,18 @@ class Server:
         return Json(self.one(self.model(model)))
 
     async def tokenize(self, request: Request) -> Json:
-        """Token ids of a text."""
+        """Token ids of a text or a conversation."""
         body = (await self.received(request, p.TokenizeRequest)).body
-        served = self.model(body.model)
-        tokenizer = served.model.target.tokenizer
-
-        def tokens() -> list[Any]:
-            with served.lock:
-                found = list(tokenizer(body.content, add_special_tokens=bool(body.add_special))["input_ids"])
-            if not body.with_pieces:
-                return found
-            return [{"id": token, "piece": served.text_of(token)[0]} for token in found]
-
-        return Json({"tokens": await run_in_threadpool(tokens)})
+        return Json(await run_in_threadpool(tokenized, body, self.model(body.model), self.settings))
 
     async def detokenize(self, request: Request) -> Json:
         """The text of token ids."""
         body = (await self.received(request, p.DetokenizeRequest)).body
-        served = self.model(body.model)
-        tasks.check_ids(body.tokens, len(served.model.vocab.tokens), "tokens")
+        return Json(await run_in_threadpool(detokenized, body, self.model(body.model)))
 
-        def text() -> str:
-            with served.lock:
-                return str(served.model.target.tokenizer.decode(body.tokens))
-
-        return Json({"content": await run_in_threadpool(text)})
+    async def tokenizer_info(self, model: Annotated[str | None, Query()] = None) -> Json:
+        """Special tokens and chat template of a target, as vLLM has them."""
+        return Json(tokenizer_info(self.model(model)))
 
     async def health(self) -> Json:
         """The state of the server: 503 while models are loaded, and when they cannot be used any more."""
@@ -312,17 +321,25 @@ OLLAMA = {
         *(ollama_bodies.OllamaGenerate, ollama.generate_of, ollama.Lines, True, ollama.loaded),
     ),
 }
+LLAMA_SERVER = {
+    "/completion": Api(
+        "Continue texts in llama-server's form", LlamaCompletion, llama_server.completion_of, llama_server.LlamaReply
+    ),
+    "/infill": Api("Write what stands between two texts", LlamaInfill, llama_server.infill_of, llama_server.LlamaReply),
+}
 
 
 def _answering(server: Server) -> Iterator[tuple[str, Any, type[base.Body], str | None]]:
     """The routes that take a body; OpenAI's and Anthropic's without /v1, too."""
     for start in ("/v1", ""):
         for path, api in APIS.items():
-            yield f"{start}{path}", server.answering(api), api.body, api.about
+            native = LLAMA_SERVER["/completion"] if f"{start}{path}" == "/completions" else None
+            yield f"{start}{path}", server.answering(api, native), api.body, api.about
         yield f"{start}/messages/count_tokens", server.count_tokens, anthropic_bodies.CountRequest, None
-    for path, api in OLLAMA.items():
+    for path, api in (OLLAMA | LLAMA_SERVER).items():
         yield path, server.answering(api), api.body, api.about
     yield "/api/show", server.ollama_show, ollama_bodies.OllamaShow, None
+    yield "/api/pull", server.ollama_pull, ollama_bodies.OllamaPull, None
     yield "/tokenize", server.tokenize, p.TokenizeRequest, None
     yield "/detokenize", server.detokenize, p.DetokenizeRequest, None
     yield "/apply-template", server.apply_template, p.ChatRequest, None
@@ -338,6 +355,7 @@ def _telling(server: Server) -> Iterator[tuple[str, Any]]:
     yield "/stats", server.stats
     yield "/report", server.report
     yield "/props", server.props
+    yield "/tokenizer_info", server.tokenizer_info
     yield "/api/tags", server.listing("models", ollama.listed)
     yield "/api/ps", server.listing("models", partial(ollama.listed, running=True))
     yield "/api/version", server.version_of
@@ -362,9 +380,8 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
     for path, endpoint in _telling(server):
         app.add_api_route(path, endpoint, **get)
         app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+    app.add_api_route("/", server.home, methods=["GET", "HEAD"], include_in_schema=False)
     if PAGE.is_dir():
-        page: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
-        app.add_api_route("/", lambda: FileResponse(PAGE / "index.html"), **page)
         app.mount("/page", StaticFiles(directory=PAGE))
     app.add_middleware(Guard, settings=server.settings, most=most)
     if server.settings.cors_origin:
@@ -374,6 +391,6 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
             allow_private_network=True,
-            expose_headers=["retry-after"],
+            expose_headers=["retry-after", REQUEST_ID],
         )
     return app

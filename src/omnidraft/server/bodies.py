@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect
 
-from omnidraft.server import anthropic_bodies, ollama_bodies
+from omnidraft.server import anthropic_bodies, llama_server_bodies, ollama_bodies
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
 from omnidraft.server import response_bodies as r
@@ -35,9 +35,10 @@ KINDS: Mapping[type[base.Body], str] = {
     ollama_bodies.OllamaChat: "ollama",
     ollama_bodies.OllamaGenerate: "ollama",
     ollama_bodies.OllamaShow: "ollama",
+    ollama_bodies.OllamaPull: "ollama",
+    llama_server_bodies.LlamaCompletion: "llama_server",
+    llama_server_bodies.LlamaInfill: "llama_server",
 }
-# clients that set no type of their own send the last two
-TYPES = re.compile(r"application/(?:[\w.+-]+\+)?json|text/json|text/plain|application/x-www-form-urlencoded|")
 ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # with the windows that zlib wants for them
 MEDIA = re.compile(r"(?:input_|output_)?(?:image|audio|video|file|document|media)(?:_url)?")
 NAMED = {kind: key for key, kind in base.NAMED.items()}
@@ -61,15 +62,19 @@ class Received(Generic[BodyT]):
 
 async def receive(request: Request, kind: type[BodyT], limit: int) -> Received[BodyT]:
     """The body of a request, which may have `limit` bytes once it is unpacked.  Raises ApiError."""
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if not TYPES.fullmatch(media):
-        raise ApiError(415, f"the body is of type {as_json(media)}: send JSON as application/json")
+    return read(await parsed(request, limit), kind)
+
+
+async def parsed(request: Request, limit: int) -> Any:
+    """The JSON value in a request; raises ApiError.
+
+    It is JSON whatever its type says, as clients and proxies send all kinds; web pages are kept out by `access.Guard`.
+    """
     try:
         data = await request.body()
     except ClientDisconnect as error:
         raise ApiError(400, "the request ended before its body did: send it again") from error
-    raw = _parsed(_unpacked(data, request.headers.get("content-encoding", ""), limit))
-    return read(raw, kind)
+    return _parsed(_unpacked(data, request.headers.get("content-encoding", ""), limit))
 
 
 def read(raw: Any, kind: type[BodyT]) -> Received[BodyT]:

@@ -61,6 +61,12 @@ ANTHROPIC = {401: "authentication_error", 403: "permission_error", 404: "not_fou
 ANTHROPIC |= {429: "rate_limit_error", 503: "overloaded_error"}
 # by which Anthropic's client, whose runner of tools asks for a thread, knows to send the whole conversation each time
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+# APIs of models that this server has none of
+ABSENT = re.compile(
+    r"(?:/api|/v\d+)?/(?:embed|embeddings?|rerank|reranking|score|pooling|classify|moderations|(?:images|audio)/.*)"
+)
+TEXT_ALONE = "this server's models write text, and none is for embeddings, ranking, images or sound: use another server"
+REQUEST_ID = "x-request-id"  # header of requests and responses, and the key of an ASGI scope
 INTERNAL = ApiError(500, "internal error: the server's log has it")
 ENDING = ApiError(503, "the server is shutting down: try later")
 LOADING = ApiError(503, "the models are being loaded: try again soon", code="loading")
@@ -117,9 +123,13 @@ def install(app: FastAPI) -> None:
 
     async def answer(request: Request, error: Exception) -> Response:
         headers: Mapping[str, str] = {}
+        if not isinstance(error, HTTPException | ApiError) and REQUEST_ID in request.scope:  # outside of all else
+            headers = {REQUEST_ID: request.scope[REQUEST_ID]}
         if isinstance(error, HTTPException):
             headers, path = error.headers or {}, as_json(request.url.path)
             unrouted = {404: f"there is no {path}: see GET /openapi.json for what there is"}
+            if ABSENT.fullmatch(request.url.path):
+                unrouted[404] += f"; {TEXT_ALONE}"
             unrouted[405] = f"{path} takes no {request.method}: use {headers.get('Allow', 'another')}"
             error = ApiError(error.status_code, unrouted.get(error.status_code, str(error.detail)))
         made = response(error if isinstance(error, ApiError) else INTERNAL, request.url.path)

@@ -17,10 +17,12 @@ Think = Annotated[Annotated[bool, Tag("~boolean")] | Annotated[str, Tag("~string
 
 
 class Asked(base.Body):
-    """Fields of all requests; `stream` is true by default."""
+    """Fields of all requests; `stream` is true by default, `top_logprobs` is for `logprobs` alone."""
 
     model: str
     stream: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: base.TopLogprobs | None = None
     format: Format | None = None
     options: dict[str, Any] | None = None
     think: Think | None = None
@@ -50,3 +52,11 @@ class OllamaShow(base.Body):
     name: str | None = None
     system: str | None = None
     options: dict[str, Any] | None = None
+
+
+class OllamaPull(base.Body):
+    """Body of `/api/pull`; `name` is its older name for the model."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None

@@ -254,13 +254,28 @@ class CompletionRequest(Formed):
     suffix: str | None = None
 
 
-class TokenizeRequest(Body):
-    """Body of `/tokenize`; `add_special`: with the token that begins a text, `with_pieces`: each with its text."""
+Encodable = Annotated[str, AfterValidator(encodable)]
 
-    content: Annotated[str, AfterValidator(encodable)]
+
+class TokenizeRequest(Body):
+    """Body of `/tokenize` as in llama-server, with `content`, or vLLM, with `prompt` or a conversation.
+
+    `add_special` and `add_special_tokens`, which is true by default: with the token that begins a text; `with_pieces`
+    and `return_token_strs`: each with its text.
+    """
+
     model: str | None = None
+    content: Encodable | None = None
     add_special: bool | None = None
     with_pieces: bool | None = None
+    prompt: Encodable | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Variables | None = None
 
 
 class DetokenizeRequest(Body):

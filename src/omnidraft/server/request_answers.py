@@ -115,7 +115,7 @@ class Reply(ABC):
         self.model = batch.task.served.name
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Any:
         """The body for complete answers."""
 
     def begin(self) -> Iterable[bytes]:

@@ -18,6 +18,7 @@ SAMPLING = (
     "logit_bias",
 )
 REPETITION = ("repetition_penalty", "repeat_penalty")
+WINDOW = 64  # last tokens of the text that `repeat_penalty` covers in llama.cpp and Ollama
 
 
 def sampling_of(body: base.Options, settings: Serving, default: int, *counts: str) -> dict[str, Any]:
@@ -47,11 +48,16 @@ def sampling_of(body: base.Options, settings: Serving, default: int, *counts: st
 
 
 def _repetition(body: base.Options) -> dict[str, Any]:
-    """The penalty for repetitions under whichever of its names, and the window that it looks into."""
-    penalty = one_of(body, REPETITION)
-    if penalty is None or body.repeat_last_n == 0:
-        return {} if penalty is None else {"repetition_penalty": 1.0}
-    return {"repetition_penalty": penalty, "repetition_window": max(0, body.repeat_last_n or 0) or None}
+    """The penalty for repetitions under whichever of its names, and the window that it looks into.
+
+    A window of 0 tokens switches it off, -1 is the whole text.  Without one, `repetition_penalty` is of the whole text.
+    """
+    penalty, window = one_of(body, REPETITION), body.repeat_last_n
+    if window == 0:
+        return {"repetition_penalty": 1.0}
+    if window is None and penalty is not None:
+        window = WINDOW if body.repetition_penalty is None else -1
+    return {"repetition_penalty": penalty, "repetition_window": None if window is None else max(0, window)}
 
 
 def one_of(body: base.Body, names: Sequence[str]) -> Any:

@@ -16,6 +16,7 @@ from omnidraft.config import LearningOptions, names
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.language_model import ROOM, copies
+from omnidraft.models.model_files import ModelFiles, files_of
 from omnidraft.server.gain_estimate import Estimate
 from omnidraft.server.grammar import tokens_of
 from omnidraft.server.reading.marks import RegionMarks, marks_of
@@ -76,6 +77,14 @@ class ServedModel:
     def source(self) -> str:
         """The target as it can be loaded."""
         return self._sources[0]
+
+    @cached_property
+    def files(self) -> ModelFiles:
+        """What the target's files say of themselves; the precision in memory where they cannot be read any more."""
+        try:
+            return files_of(zoo.resolve(self.source))
+        except (ModelError, OSError):
+            return ModelFiles("safetensors", self.model.target.lm.precision)
 
     def undrafted(self, reason: str | None) -> str:
         """Why an answer has no drafts; `reason` is what the answer itself knows of it."""

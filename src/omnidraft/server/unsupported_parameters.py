@@ -137,9 +137,15 @@ MESSAGES: Rules = {
 }
 BLOCK = _ignored("citations", "signature", "caller", "toolset_id")
 OLLAMA: Rules = {
-    **_ignored("keep_alive", "context", "template", "verbose", "logprobs", "top_logprobs", "truncate", "shift"),
+    **_ignored("keep_alive", "context", "template", "verbose", "truncate", "shift"),
+    **_ignored("insecure", "username", "password"),
     **_only(TEXT_ALONE, [[]], "images"),
     **_only(OUT, [False], "_debug_render_only"),
+}
+LLAMA_SERVER: Rules = {
+    **{name: rule for name, rule in COMPLETION.items() if name not in ("n_probs", "return_tokens", "n_indent")},
+    **_ignored("n_indent", "samplers", "t_max_predict_ms", "n_discard"),
+    **_only(OUT, [False], "post_sampling_probs"),
 }
 RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of a list
     "chat": {
@@ -205,6 +211,14 @@ RULES: Mapping[str, Mapping[str, Rules]] = {  # by path, "[]" being any item of 
         "tools[]": {},
         "tools[].function": {},
         "options": {},
+    },
+    "llama_server": {
+        "": LLAMA_SERVER,
+        "omnidraft": {},
+        "response_format": {},
+        "response_format.json_schema": FORMAT,
+        "structured_outputs": STRUCTURED,
+        "input_extra[]": _ignored("time"),
     },
     "tokenize": {"": {**_only(OUT, [True], "parse_special")}},
     "detokenize": {"": {}},
