@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer, StructTag
-from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.hf import from_tokenizer
 
 from omnidraft.errors import ConfigError
+from omnidraft.server.gbnf import is_gbnf, rules_of
+from omnidraft.server.gbnf_to_lark import to_lark
 from omnidraft.server.response_formats import ResponseFormat
 from omnidraft.server.schemas import ANNOTATIONS, closed, walk
 
@@ -41,7 +42,6 @@ LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[bB]")  # in patterns for decimals and a
 MAX_EFFORT = 2_000_000  # characters of schemas that are tried in search of what is at fault
 MIN_TRIAL = 4_000  # of them, what a schema costs at least
 SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # not behind a backslash
-START = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])*/|\bstart\b')  # strings, patterns, and the rule that begins
 CLOSED: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 Function = Mapping[str, Any]
@@ -188,7 +188,7 @@ def answer_grammar(
     if form is not None and form.kind == "json":  # with a call in the same schema: both begin with a brace
         rules = f"a_form: {_json([_own(form.value, 'form'), *calls] if calls else [form.value])}\n"
     else:
-        rules = ("" if form is None else _form(form)) + (f"call: {_json(calls)}\n" if calls else "")
+        rules = ("" if form is None else _form(tokens, form)) + (f"call: {_json(calls)}\n" if calls else "")
         answer = "a_form | call" if form is not None and calls else answer
     if thought is None:
         return _checked(tokens, f"%llguidance {{}}\nstart: {answer}\n{rules}")
@@ -206,18 +206,23 @@ def text_grammar(tokens: LLTokenizer, functions: Sequence[Function], *, special:
     return _checked(tokens, StructTag.to_grammar([tag], assume_special=special))
 
 
-def _form(form: ResponseFormat) -> str:
-    """The rule `a_form`, unless it is JSON, with those that it needs; raises ConfigError for an unreadable grammar."""
+def _form(tokens: LLTokenizer, form: ResponseFormat) -> str:
+    """The rule `a_form`, unless it is JSON; raises ConfigError for an unreadable grammar."""
     if form.kind == "regex":
         return f"a_form: /{SLASH.sub(lambda found: found[1] or chr(92) + '/', str(form.value))}/\n"
     if form.kind == "choice":
         return f"a_form: {' | '.join(json.dumps(each, ensure_ascii=False) for each in form.value)}\n"
+    text = str(form.value)
     try:
-        rules = any_to_lark(str(form.value))
-    except Exception as error:  # whatever the reader of grammars raises
+        if gbnf := is_gbnf(text):
+            text = to_lark(rules_of(text, tokens.tokenize_str))
+    except RecursionError as error:
+        raise ConfigError("the grammar is nested too deeply: make it flatter") from error
+    except ValueError as error:
         raise ConfigError(f"the grammar cannot be read ({shorten(str(error), 200)}): change it") from error
-    kept = "\n".join(line for line in rules.splitlines() if not line.startswith("%llguidance"))
-    return START.sub(lambda found: "a_form" if found[0] == "start" else found[0], kept) + "\n"
+    if not gbnf:
+        _checked(tokens, text)  # by itself, for the lines in errors
+    return f"a_form: %lark {{\n{text}\n}}\n"  # where its names are its own
 
 
 def _call(function: Function, at: int) -> dict[str, Any]:
