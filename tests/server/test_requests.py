@@ -87,7 +87,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"tool_choice": "required"}, "tool_choice"),
     (CHATS, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
     (CHATS, {"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
-    (CHATS, {"tools": [*TOOLS, {"type": "web_search"}], "tool_choice": "required"}, "tools[1].type"),
+    (CHATS, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type"),
     (CHATS, {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "add"}}}, "tool_choice.type"),
     (CHATS, {"tools": [{"type": 5}]}, "tools[0].type"),
     (CHATS, {"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning_effort"),
