@@ -85,7 +85,7 @@ class Tools:
             found = [*self.others, *(path.removesuffix(".function") for path in self.functions if path not in chosen)]
         if shown:
             # calls that are free keep to no schema where a model writes them in a way of its own
-            loose = [] if followed or self.forced else [path for path, each in self.functions.items() if each.strict]
+            loose = [] if followed or self.forced else [path for path in chosen if self.functions[path].strict]
             return [*found, *(f"{path}.strict" for path in loose)]
         given = {"tool_choice": self.choice == "auto", "parallel_tool_calls": self.parallel is not None}
         return [*found, *(name for name, there in given.items() if there)]
