@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -286,6 +287,9 @@ FORMS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a/[0-9]"}}, "a/[0-9]"),
     ({"structured_outputs": {"json": {"const": [1, 2]}}}, r"\[1, 2\]"),
     ({"response_format": {"type": "json_object", "schema": {"const": {"a": 1}}}}, r'\{"a": 1\}'),
+    ({"guided_json": {"$defs": {"注文": {"const": 7}}, "$ref": "#/$defs/注文"}}, "7"),
+    ({"guided_json": {"type": "object", "unevaluatedProperties": False}}, r"\{\}"),
+    ({"grammar": 'root ::= start thought "\\u00e9"\nstart ::= "x"\nthought ::= [\\U0001F389]'}, "x🎉é"),
 ]
 
 
@@ -295,6 +299,31 @@ def test_answers_have_their_form(plain: At, asked: dict[str, Any], pattern: str)
         drawn = {"temperature": 1.5, "seed": seed, "max_tokens": 24, **asked}
         assert re.fullmatch(pattern, plain.chat(**drawn).json()["choices"][0]["message"]["content"])
         assert re.fullmatch(pattern, plain.post(TEXTS, {"prompt": "x", **drawn}).json()["choices"][0]["text"])
+
+
+SAME: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [  # twice the same, and another
+    ({"guided_regex": "a+"}, {"structured_outputs": {"regex": "a+"}}, {"structured_outputs": {"regex": "a*"}}),
+    ({"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}, {"guided_regex": "a|b"}),
+    ({"guided_grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "b"'}),
+    ({"guided_json": {"const": 1, "title": "x"}}, {"json_schema": '{"title": "x", "const": 1}'}, {"json_schema": "{}"}),
+    ({"guided_json": {"const": 1}}, {"structured_outputs": {"json": {"const": 1}}}, {"json_schema": {"const": True}}),
+    (
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json_object": True}},
+        {"guided_json": {"const": 1}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "same", "other"), SAME, ids=str)
+def test_a_form_may_be_said_twice(plain: At, one: dict[str, Any], same: dict[str, Any], other: dict[str, Any]) -> None:
+    drawn = {"temperature": 1, "seed": 1, "max_tokens": 4}
+    twice, once = plain.chat(**drawn, **one, **same), plain.chat(**drawn, **one)
+    assert twice.status_code == 200
+    assert twice.json()["choices"][0]["message"] == once.json()["choices"][0]["message"]
+    refused = plain.chat(**one, **other)
+    assert refused.status_code == 400
+    assert "different forms: leave one out" in refused.json()["error"]["message"]
 
 
 UNIQUE = {"type": "array", "items": {"type": "integer", "not": {"const": 3}}, "uniqueItems": True, "maxItems": 2}
@@ -336,6 +365,27 @@ def test_allowed_tools(plain: At, mode: str) -> None:
     assert plain.post(RESPONSES, body).json()["omnidraft"]["ignored"] == ["tools[0]"]
     choice["tools"] = [flat[1] | {"name": "div"}]
     assert plain.post(RESPONSES, body).json()["error"]["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"type": "web_search"}, {"type": "custom", "name": "write"}, {"type": "mcp", "server_label": "x"}],
+    ids=str,
+)
+def test_a_function_is_called_beside_a_tool_that_cannot_be(plain: At, other: dict[str, Any]) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#/$defs/数"}}, "required": ["a"]}
+    schema |= {"$defs": {"数": {"const": 7}}, "unevaluatedProperties": False}
+    add = {"name": "add", "parameters": schema}
+    function = {"type": "function", "function": add}
+    answer = plain.chat(tools=[other, function], tool_choice="required", max_tokens=24).json()
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 7})
+    assert answer["omnidraft"]["ignored"] == ["tools[0]"]
+    body = {"input": QUESTION, "tools": [{"type": "function", **add}, other], "tool_choice": "required"}
+    answer = plain.post(RESPONSES, {**body, "max_output_tokens": 24}).json()
+    (item,) = answer["output"]
+    assert (item["type"], item["name"], json.loads(item["arguments"])) == ("function_call", "add", {"a": 7})
+    assert answer["omnidraft"]["ignored"] == ["tools[1]"]
 
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -90,6 +90,16 @@ def test_a_prompt_that_is_too_long_is_counted(client: Any) -> None:
         client.messages.create(**ASKED | long)
 
 
+def test_a_tool_is_called_beside_one_that_the_server_has_not(server: At) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    body = {"model": "chat", "max_tokens": 64, "messages": user(QUESTION), "tools": [search, TOOL | {"strict": True}]}
+    answer = server.post("/v1/messages", body | {"tool_choice": {"type": "any"}}).json()
+    assert (answer["stop_reason"], answer["content"][-1]["name"]) == ("tool_use", "count")
+    assert answer["omnidraft"]["ignored"] == ["tools[0]"]
+    answer = server.post("/v1/messages", body | {"max_tokens": 4}).json()
+    assert answer["omnidraft"]["ignored"] == ["tools[0]", "tools[1].strict"]
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "count"}])
 def test_a_tool_is_called_and_its_result_taken_back(client: Any, choice: Any) -> None:
     asked: Any = {"tools": [TOOL], "tool_choice": choice, **ASKED}

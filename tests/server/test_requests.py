@@ -87,7 +87,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"tool_choice": "required"}, "tool_choice"),
     (CHATS, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
     (CHATS, {"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
-    (CHATS, {"tools": [*TOOLS, {"type": "web_search"}], "tool_choice": "required"}, "tools[1].type"),
+    (CHATS, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type"),
     (CHATS, {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "add"}}}, "tool_choice.type"),
     (CHATS, {"tools": [{"type": 5}]}, "tools[0].type"),
     (CHATS, {"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning_effort"),
@@ -311,7 +311,10 @@ def test_the_servers_own_schema_finds_no_error(brief: At, mode: GenerationMode, 
             strategy = operation.as_strategy(generation_mode=mode)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                settings(limits, suppress_health_check=list(HealthCheck))(given(case=strategy)(check))()
+                count = 60 if operation.path == TEXTS else limits.max_examples  # most prompts are empty, or no ids
+                settings(limits, max_examples=count, suppress_health_check=list(HealthCheck))(
+                    given(case=strategy)(check)
+                )()
     if mode is GenerationMode.POSITIVE:
         assert {(path, 200) for path in ("/tokenize", "/v1/health", TEXTS)} <= seen
     else:

@@ -50,6 +50,10 @@ def deep(levels: int) -> dict[str, Any]:
     return {"items": deep(levels - 1)} if levels > 1 else {}
 
 
+def allowing(*tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": list(tools)}}
+
+
 def named(*messages: dict[str, Any]) -> dict[str, Any]:
     return {"messages": list(messages)}
 
@@ -59,6 +63,7 @@ SUB: dict[str, Any] = {"type": "function", "function": {"name": "sub"}}
 DEEP: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": deep(64)}}
 STRICTLY: dict[str, Any] = {"type": "function", "function": STRICT}
 SEARCH = {"type": "web_search", "search_context_size": "low"}
+CUSTOM = {"type": "custom", "custom": {"name": "write", "format": {"type": "text"}}}
 THAT = {"type": "function", "function": {"name": "add"}}
 HISTORY = named(*user("x"), SAID, RESULT)
 CALLED: list[dict[str, Any]] = [
@@ -67,9 +72,12 @@ CALLED: list[dict[str, Any]] = [
     {"type": "function_call_output", "call_id": "c1", "output": "5"},
 ]
 TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is named as ignored
-    (CHATS, {"tools": [{"type": "function", "function": STRICT}]}, []),
-    (CHATS, {"tools": [{"type": "function", "function": STRICT}], "tool_choice": "auto"}, []),
-    (RESPONSES, {"tools": [{"type": "function", **STRICT}]}, []),
+    (CHATS, {"tools": [STRICTLY]}, ["tools[0].function.strict"]),
+    (CHATS, {"tools": [STRICTLY], "tool_choice": "auto"}, ["tools[0].function.strict"]),
+    (CHATS, {"tools": [STRICTLY], "tool_choice": "required"}, []),
+    (CHATS, {"tools": [STRICTLY], "tool_choice": THAT}, []),
+    (RESPONSES, {"tools": [{"type": "function", **STRICT}]}, ["tools[0].strict"]),
+    (RESPONSES, {"tools": [{"type": "function", **STRICT}], "tool_choice": "required"}, []),
     (CHATS, {"tools": [{"type": "function", "function": STRICT}], "tool_choice": "none"}, ["tools"]),
     (
         CHATS,
@@ -109,8 +117,12 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (CHATS, {"tools": [ADD, SEARCH], "parallel_tool_calls": True}, ["tools[1]"]),
     (CHATS, {"tools": [ADD, SEARCH], "tool_choice": "none"}, ["tools"]),
     (CHATS, {"tools": [SUB, ADD, SEARCH], "tool_choice": THAT}, ["tools[0]", "tools[2]"]),
+    (CHATS, {"tools": [ADD, SEARCH], "tool_choice": "required"}, ["tools[1]"]),
+    (CHATS, {"tools": [CUSTOM, ADD], "tool_choice": "required"}, ["tools[0]"]),
+    (CHATS, {"tools": [ADD, SUB, SEARCH], "tool_choice": allowing(THAT, SEARCH)}, ["tools[1]", "tools[2]"]),
     (CHATS, {"tools": [SEARCH], "tool_choice": "auto"}, ["tools[0]", "tool_choice"]),
     (RESPONSES, {"tools": [{"type": "custom", "name": "x"}, {"type": "function", "name": "add"}]}, ["tools[0]"]),
+    (RESPONSES, {"tools": [SEARCH, {"type": "function", "name": "add"}], "tool_choice": "required"}, ["tools[0]"]),
     (CHATS, {"tools": [STRICTLY], "response_format": {"type": "json_object"}}, []),
     (CHATS, {"tools": [ADD], "tool_choice": THAT, "response_format": FORM}, ["response_format"]),
     (CHATS, {"model": "zoo:target-b", **HISTORY}, ["messages[1].tool_calls[0].index", "messages[1].tool_calls"]),

@@ -13,35 +13,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer, StructTag
-from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.hf import from_tokenizer
 
 from omnidraft.errors import ConfigError
+from omnidraft.server.gbnf import is_gbnf, rules_of
+from omnidraft.server.gbnf_to_lark import to_lark
 from omnidraft.server.response_formats import ResponseFormat
-from omnidraft.server.schemas import ANNOTATIONS, closed, walk
+from omnidraft.server.schemas import ANNOTATIONS, closed, places, walk
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
 
 # one way to write a value: a weak model would else fill its answer with spaces; keywords that it lacks are warnings
 STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
-SIMPLER = ("pattern", "format")  # what can be left out for an easier schema, most often at fault
 REASONS = (  # what llguidance says in terms of its own, and what it means
     ("regex is empty: ", "a pattern is too much to follow beside what else is said of the text"),
     ("Regex is empty", "no text is as its patterns and formats say together"),
     ("Failed to generate regex for", "bounds of a number are too large or too far apart"),
     ("are not disjoint", "a key could be of several of the patterns"),
     ("lookarounds not supported", "look-around, which word boundaries are too, is not supported"),
-    ("Pointer '", "it names nothing in the schema"),
-    ("is not present in a registry", "it leads out of the schema"),
-    ("circular references", "it leads back to what it is a part of"),
+    ("Pointer '", "a reference names nothing in the schema"),
+    ("is not present in a registry", "a reference leads out of the schema"),
+    ("circular references", "a reference leads back to what it is a part of"),
 )
+# in llguidance's errors: a value of the schema
+VALUE = re.compile(r"/((?:\\.|[^/\\])+)/|parse error:\n *(.*)\n|Some\(([^()]*)\)|'(?:json-schema:///)?([^']*)'")
 INTERNAL = re.compile(r"\((And|Or|Not|Regex|SearchRegex)\b|\bSome\(|<state>|fuel|json-schema:")
 LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[bB]")  # in patterns for decimals and addresses, as Pydantic and Zod write them
-MAX_EFFORT = 2_000_000  # characters of schemas that are tried in search of what is at fault
-MIN_TRIAL = 4_000  # of them, what a schema costs at least
 SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # not behind a backslash
-START = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])*/|\bstart\b')  # strings, patterns, and the rule that begins
 CLOSED: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 Function = Mapping[str, Any]
@@ -93,7 +92,7 @@ def tokens_of(model: OmniDraft) -> LLTokenizer:
 def followed(tokens: LLTokenizer, schema: dict[str, Any], *, strict: bool = False) -> tuple[dict[str, Any], list[str]]:
     """The schema as a grammar takes it, and the places of keywords that no grammar follows.
 
-    Raises ConfigError, with the place at fault, for what cannot be enforced, such keywords of a `strict` schema too.
+    Raises ConfigError, with what is at fault, for what cannot be enforced, such keywords of a `strict` schema too.
     """
     made = closed(schema)
     problem, warnings = _judged(tokens, made)
@@ -101,20 +100,18 @@ def followed(tokens: LLTokenizer, schema: dict[str, Any], *, strict: bool = Fals
         simpler = copy.deepcopy(schema)
         for _, part in _looking_around(simpler):
             del part["pattern"]
-        made, places = followed(tokens, simpler)
-        return made, [*around, *places]
+        made, left_out = followed(tokens, simpler)
+        return made, [*around, *left_out]
     if problem:
-        path = _at_fault(tokens, made, problem)
-        keyword = path.rpartition(".")[2]
-        remedy = f"leave the {keyword} out or simplify it" if keyword in SIMPLER else "leave it out or change it"
-        place = " ".join(path.split())[-100:]
-        raise ConfigError(f"{place}: {_reason(problem)}: {remedy}" if place else f"{_reason(problem)}: change it")
+        wrong = [path for path, each in places(schema) if not isinstance(each, dict | bool | None)]
+        reason = f"{wrong[0][-100:]} is no schema" if wrong else _reason(problem)
+        raise ConfigError(f"{reason}: leave it out or change it")
     lacking = {keyword for each in warnings for keyword in _lacking(each)}
-    places = [f"{path}.{key}".lstrip(".") for path, part in walk(schema) for key in part if key in lacking]
-    if strict and places:
-        keyword = places[0].rpartition(".")[2]
-        raise ConfigError(f"{places[0][-100:]}: {keyword} not supported: leave it out or change it")
-    return made, places
+    left_out = [f"{path}.{key}".lstrip(".") for path, part in walk(schema) for key in part if key in lacking]
+    if strict and left_out:
+        keyword = left_out[0].rpartition(".")[2]
+        raise ConfigError(f"{left_out[0][-100:]}: {keyword} not supported: leave it out or change it")
+    return made, left_out
 
 
 def _looking_around(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -140,29 +137,16 @@ def _lacking(warning: str) -> list[str]:
     return ["oneOf"] if warning.startswith("oneOf ") else re.findall(r'"([^"]+)"', warning)
 
 
-def _at_fault(tokens: LLTokenizer, schema: dict[str, Any], problem: str) -> str:
-    """The path of the keyword against which llguidance says the same alone; empty where it is not found in time."""
-    effort = 0
-    for path, part in reversed(list(walk(schema))):  # what is within before what is around it
-        effort += max(len(json.dumps(part)), MIN_TRIAL)
-        if effort > MAX_EFFORT:
-            break
-        if _judged(tokens, part)[0] == problem:
-            for key in sorted(part, key=lambda key: (key == "type", key not in SIMPLER)):
-                if _judged(tokens, {name: each for name, each in part.items() if name != key})[0] != problem:
-                    return f"{path}.{key}".lstrip(".")
-            return str(path)
-    return ""
-
-
 def _reason(problem: str) -> str:
-    """llguidance's error in terms of the schema."""
+    """llguidance's error in terms of the schema, with the value in the schema at which it is."""
+    value = VALUE.search(problem)
+    at_fault = f" ({shorten(value[value.lastindex or 0].replace(chr(92) + '/', '/'), 100)})" if value else ""
     for mark, meaning in REASONS:
         if mark in problem:
-            return meaning
+            return f"{meaning}{at_fault}"
     if "regex parse error" in problem:
-        return f"a pattern cannot be read ({' '.join(problem.rpartition('error: ')[2].split())[:200]})"
-    return "it is too much for a grammar" if INTERNAL.search(problem) else " ".join(problem.split())[:200]
+        return f"a pattern cannot be read{at_fault}: {' '.join(problem.rpartition('error: ')[2].split())[:200]}"
+    return f"it is too much for a grammar{at_fault}" if INTERNAL.search(problem) else " ".join(problem.split())[:200]
 
 
 # ---------------------------------------------------------------- grammars of answers, in Lark
@@ -188,7 +172,7 @@ def answer_grammar(
     if form is not None and form.kind == "json":  # with a call in the same schema: both begin with a brace
         rules = f"a_form: {_json([_own(form.value, 'form'), *calls] if calls else [form.value])}\n"
     else:
-        rules = ("" if form is None else _form(form)) + (f"call: {_json(calls)}\n" if calls else "")
+        rules = ("" if form is None else _form(tokens, form)) + (f"call: {_json(calls)}\n" if calls else "")
         answer = "a_form | call" if form is not None and calls else answer
     if thought is None:
         return _checked(tokens, f"%llguidance {{}}\nstart: {answer}\n{rules}")
@@ -206,18 +190,23 @@ def text_grammar(tokens: LLTokenizer, functions: Sequence[Function], *, special:
     return _checked(tokens, StructTag.to_grammar([tag], assume_special=special))
 
 
-def _form(form: ResponseFormat) -> str:
-    """The rule `a_form`, unless it is JSON, with those that it needs; raises ConfigError for an unreadable grammar."""
+def _form(tokens: LLTokenizer, form: ResponseFormat) -> str:
+    """The rule `a_form`, unless it is JSON; raises ConfigError for an unreadable grammar."""
     if form.kind == "regex":
         return f"a_form: /{SLASH.sub(lambda found: found[1] or chr(92) + '/', str(form.value))}/\n"
     if form.kind == "choice":
         return f"a_form: {' | '.join(json.dumps(each, ensure_ascii=False) for each in form.value)}\n"
+    text = str(form.value)
     try:
-        rules = any_to_lark(str(form.value))
-    except Exception as error:  # whatever the reader of grammars raises
+        if gbnf := is_gbnf(text):
+            text = to_lark(rules_of(text, tokens.tokenize_str))
+    except RecursionError as error:
+        raise ConfigError("the grammar is nested too deeply: make it flatter") from error
+    except ValueError as error:
         raise ConfigError(f"the grammar cannot be read ({shorten(str(error), 200)}): change it") from error
-    kept = "\n".join(line for line in rules.splitlines() if not line.startswith("%llguidance"))
-    return START.sub(lambda found: "a_form" if found[0] == "start" else found[0], kept) + "\n"
+    if not gbnf:
+        _checked(tokens, text)  # by itself, for the lines in errors
+    return f"a_form: %lark {{\n{text}\n}}\n"  # where its names are its own
 
 
 def _call(function: Function, at: int) -> dict[str, Any]:

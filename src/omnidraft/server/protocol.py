@@ -167,11 +167,16 @@ class NamedTool(Body):
         return self.name or (self.function.name if self.function else "")
 
 
+Other = Annotated[OtherTool, Tag("~other")]
+TOOL = Discriminator(kind_of_tool, OF_KIND, "an object")
+AllowedTool = Annotated[Annotated[NamedTool, Tag("~object")] | Other, TOOL]
+
+
 class AllowedList(Body):
     """Functions, of which one may be called, or must."""
 
     mode: Literal["auto", "required"] = "auto"
-    tools: list[NamedTool]
+    tools: list[AllowedTool]
 
 
 class AllowedTools(Body):
@@ -180,7 +185,7 @@ class AllowedTools(Body):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedList | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: list[NamedTool] | None = None
+    tools: list[AllowedTool] | None = None
 
     @property
     def required(self) -> bool:
@@ -190,7 +195,8 @@ class AllowedTools(Body):
     @property
     def names(self) -> frozenset[str]:
         """The names of those that may be called."""
-        return frozenset(each.called for each in (self.allowed_tools.tools if self.allowed_tools else self.tools or []))
+        tools = self.allowed_tools.tools if self.allowed_tools else self.tools or []
+        return frozenset(each.called for each in tools if isinstance(each, NamedTool))
 
 
 def _choice(value: Any) -> str:
@@ -200,8 +206,6 @@ def _choice(value: Any) -> str:
 
 Allowed = Annotated[AllowedTools, Tag("~allowed")]
 Word = Annotated[Literal["none", "auto", "required"], Tag("~string")]
-Other = Annotated[OtherTool, Tag("~other")]
-TOOL = Discriminator(kind_of_tool, OF_KIND, "an object")
 ToolChoice = Annotated[
     Word | Annotated[NamedTool, Tag("~object")] | Allowed | Other,
     Discriminator(_choice, OF_KIND, "none, auto, required, or an object that names a function"),

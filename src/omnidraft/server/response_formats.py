@@ -35,13 +35,18 @@ class ResponseFormat:
     strict: bool = False
 
     @property
+    def said(self) -> str:
+        """What two forms that say the same have in common."""
+        return json.dumps([self.kind, self.value], sort_keys=True)
+
+    @property
     def parameter(self) -> str:
         """The parameter that asks for it."""
         return self.path.partition(".json_schema.")[0].removesuffix(".schema")
 
 
 def form_of(body: base.Formed) -> ResponseFormat | None:
-    """The form that a body asks for; None for free text.  Raises ApiError where it asks for two."""
+    """The form that a body asks for; None for free text.  Raises ApiError where it asks for two that differ."""
     first = form_of_format(body.response_format, "response_format")
     found = [] if first is None else [first]
     for name, kind in GUIDED:
@@ -52,11 +57,10 @@ def form_of(body: base.Formed) -> ResponseFormat | None:
         found += [_form(kind, own[kind], f"structured_outputs.{kind}") for kind in KINDS if own[kind] is not None]
         if given.json_object:
             found.append(ResponseFormat("json", ANY_OBJECT, "structured_outputs.json_object"))
-    if len(found) > 1:
-        said = " and ".join(each.parameter for each in found[:2])
-        message = f"{said} each give the answer a form: leave one out"
-        raise ApiError(400, message, param=found[1].path, code="invalid_value")
-    return found[0] if found else None
+    if other := next((each for each in found if each.said != found[0].said), None):
+        message = f"{found[0].parameter} and {other.parameter} give the answer different forms: leave one out"
+        raise ApiError(400, message, param=other.path, code="invalid_value")
+    return max(found, key=lambda each: each.strict, default=None)
 
 
 def form_of_format(given: Any, path: str) -> ResponseFormat | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from omnidraft.config import shown
 from omnidraft.errors import ConfigError
@@ -18,6 +18,8 @@ ANNOTATIONS = {"title", "description", "$schema", "$id", "$comment", "examples",
 MAX_LISTED = 100  # names of `propertyNames` that are listed as properties
 MAX_PARTS = 20_000  # schemas within a schema: what is referred to beside other keywords is copied
 MAX_DEPTH = 64  # objects and lists of a schema in each other: who reads them goes down by recursion
+IN_POINTER = "/~!$&'()*+,;=:@?"  # as they are, beside letters, digits and _.-
+IN_ADDRESS = f"{IN_POINTER}#%"
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 # keys, each once, in the order in which they are to come, with the keyword that lists it, as keys go by pattern too
 Names = tuple[tuple[str, str], ...]
@@ -51,21 +53,26 @@ def plain(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def walk(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """A schema and all those within it, each before its parts, with their paths."""
-    if not isinstance(schema, dict):
+def places(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What is at the places of a schema and all those within it, each before its parts, with their paths."""
+    yield path, value
+    if not isinstance(value, dict):
         return
-    yield path, schema
     start = f"{path}." if path else ""
-    for key, value in schema.items():
-        if key in MAPS and isinstance(value, dict):
-            for name, each in value.items():
-                yield from walk(each, f"{start}{key}.{name}")
-        elif key in (*LISTS, *SINGLE) and isinstance(value, list):
-            for place, each in enumerate(value):
-                yield from walk(each, f"{start}{key}[{place}]")
+    for key, inner in value.items():
+        if key in MAPS and isinstance(inner, dict):
+            for name, each in inner.items():
+                yield from places(each, f"{start}{key}.{name}")
+        elif key in (*LISTS, *SINGLE) and isinstance(inner, list):
+            for place, each in enumerate(inner):
+                yield from places(each, f"{start}{key}[{place}]")
         elif key in SINGLE:
-            yield from walk(value, start + key)
+            yield from places(inner, start + key)
+
+
+def walk(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A schema and all those within it that are objects, each before its parts, with their paths."""
+    return ((path, each) for path, each in places(schema) if isinstance(each, dict))
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -73,8 +80,9 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
     Where several schemas describe one object (`allOf`, `anyOf` beside `properties`, ...), each is given the names of
     the others first, so that a reference there becomes a copy; where one of them lets further keys in, none is closed.
-    What is null is left out, as is a `propertyNames` that can be said by `properties`.  Raises ConfigError for a
-    reference to itself, and for a schema that grows too large.
+    What is null is left out; `propertyNames` and `unevaluatedProperties` are said by `properties` and
+    `additionalProperties` where they can be, and addresses are percent-encoded.  Raises ConfigError for a reference to
+    itself, and for a schema that grows too large.
     """
     try:
         closing = _Closing(schema)
@@ -93,11 +101,16 @@ class _Closing:
         self._count = 0  # schemas that were read or made
         self._finite: set[str] = set()  # references to schemas that have a finite value
 
-    def closed(self, given: Any, beside: Names | None = ()) -> Any:
-        """The schema of an object of which others say that it has the keys `beside`; None: it may have any."""
+    def closed(self, given: Any, beside: Names | None = (), rest: Any = False) -> Any:
+        """The schema of an object of which others say that it has the keys `beside`, and more of the schema `rest`.
+
+        With None for `beside`, it may have any.
+        """
         if not isinstance(given, dict):
             return given
         schema = self._said(given)
+        if closes := "unevaluatedProperties" in schema:
+            beside, rest = (), self.closed(schema.pop("unevaluatedProperties"))
         own, opens = _own(schema)
         parts = [_Part(key, each, *self._keys(each)) for key, each in _parts(schema)]
         self._grow(1 + len(parts) ** 2 // 50)
@@ -105,25 +118,27 @@ class _Closing:
         for part in parts:
             around = None if opens else _through(beside, own, parts, part)
             if part.keyword != "$ref":
-                shared.setdefault(part.keyword, []).append(self.closed(part.schema, around))
-            elif (target := self._target(part.schema)) is not None and around != ():
-                shared.setdefault("allOf", []).append(self.closed(target, around))
+                shared.setdefault(part.keyword, []).append(self.closed(part.schema, around, rest))
+            elif (target := self._target(part.schema)) is not None and (around != () or rest is not False):
+                shared.setdefault("allOf", []).append(self.closed(target, around, rest))
             else:
-                shared |= part.schema
+                shared["$ref"] = self._address(part.schema["$ref"])
         made = {key: value for key, value in shared.items() if key not in CHOICES}  # whose keys come first
         made |= {key: self._inside(key, value) for key, value in schema.items() if key not in _composing(schema)}
         made |= shared
-        if _is_silent(schema, len(own)) and (allowed := _through(beside, own, parts)) is not None:
+        if (closes or _is_silent(schema, len(own))) and (allowed := _through(beside, own, parts)) is not None:
             for keyword, name in allowed:
                 if isinstance(listed := made.setdefault(keyword, {}), dict):
                     listed.setdefault(name, True)
-            made["additionalProperties"] = False
+            made["additionalProperties"] = rest
         return made
 
     def _inside(self, key: str, value: Any) -> Any:
         """The value of a keyword whose schemas describe other values than the object itself."""
         if key in MAPS and isinstance(value, dict):
             return {name: self.closed(each) for name, each in value.items()}
+        if key == "$id" and isinstance(value, str):
+            return self._address(value)
         if key in (*SINGLE, "prefixItems"):
             return [*map(self.closed, value)] if isinstance(value, list) else self.closed(value)
         return value
@@ -170,16 +185,33 @@ class _Closing:
             seen.append(ref)
             if not isinstance(ref, str) or (ref != "#" and not ref.startswith("#/")):
                 return None
-            schema = self._root
-            for step in unquote(ref).split("/")[1:]:
-                name = step.replace("~1", "/").replace("~0", "~")
-                if isinstance(schema, list) and name.isdecimal() and int(name[:9]) < len(schema):
-                    schema = schema[int(name[:9])]
-                else:
-                    schema = schema.get(name) if isinstance(schema, dict) else None
+            schema = self._at(self._pointer(ref))
             if isinstance(schema, dict) and {*schema} - ANNOTATIONS - {"$ref", *MAPS[3:]}:
                 break
         return schema
+
+    def _at(self, pointer: str) -> Any:
+        """What is at a place in the whole; None where there is nothing."""
+        schema: Any = self._root
+        for step in pointer.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(schema, list) and name.isdecimal() and int(name[:9]) < len(schema):
+                schema = schema[int(name[:9])]
+            else:
+                schema = schema.get(name) if isinstance(schema, dict) else None
+        return schema
+
+    def _pointer(self, ref: str) -> str:
+        """The place that a reference within the schema names: percent-encoded, as it is to be, or not."""
+        return next((each for each in (unquote(ref), ref) if self._at(each) is not None), unquote(ref))
+
+    def _address(self, address: Any) -> Any:
+        """An address with what it may not hold percent-encoded."""
+        if not isinstance(address, str):
+            return address
+        if address.startswith("#/"):
+            return f"#{quote(self._pointer(address)[1:], safe=IN_POINTER)}"
+        return quote(address, safe=IN_ADDRESS)
 
     def _keys(self, schema: Any) -> tuple[Names, bool]:
         """The keys of the objects that a schema with all its parts describes, and whether it lets any others in."""
@@ -202,6 +234,9 @@ class _Closing:
     def _said(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """A schema without nulls where they mean nothing, and with the names that `propertyNames` allows listed."""
         made = {key: value for key, value in schema.items() if value is not None or key == "const"}
+        if "additionalProperties" in made or not _composing(made) & {*made}:
+            more = made.pop("unevaluatedProperties", None)
+            made |= {} if more is None else {"additionalProperties": made.get("additionalProperties", more)}
         names = made.get("propertyNames")
         names = self._target(names) if isinstance(names, dict) and "$ref" in names else names
         rules = {*names} - ANNOTATIONS - {"type"} if isinstance(names, dict) else set()
@@ -255,13 +290,13 @@ def _own(schema: Mapping[str, Any]) -> tuple[Names, bool]:
     names = [("properties", name) for name in _dict(schema, "properties")]
     names += [("properties", each) for each in _list(schema, "required") if isinstance(each, str)]
     names += [("patternProperties", pattern) for pattern in _dict(schema, "patternProperties")]
-    opens = schema.get("additionalProperties", False) is not False or "unevaluatedProperties" in schema
-    return tuple(dict.fromkeys(names)), opens
+    more = schema.get("additionalProperties", schema.get("unevaluatedProperties", False))
+    return tuple(dict.fromkeys(names)), more is not False
 
 
 def _is_silent(schema: Mapping[str, Any], names: int) -> bool:
     """True of a schema that names keys and says nothing of others, and needs none."""
-    if {"additionalProperties", "unevaluatedProperties"} & {*schema}:
+    if "additionalProperties" in schema:
         return False
     least = schema.get("minProperties")
     needs = isinstance(least, int) and least > names

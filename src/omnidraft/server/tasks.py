@@ -181,9 +181,9 @@ def _conversation(
         read = partial(reading_of, served.model.target.tokenizer, ids, served.marks, parameters)
         reading = read(reasons=reasons, forced=tools.forced, said=said)
     strictly = form is None and not tools.forced and tools.strict and bool(functions) and wraps
-    followed = tools.forced or form is not None or strictly
+    followed = tools.forced or form is not None
     found: tuple[dict[str, Any], list[str]] = ({}, [])
-    if followed:  # a call that must be comes before the form of other answers
+    if followed or strictly:  # a call that must be comes before the form of other answers
         wanted, calls = None if tools.forced else form, tools.told(functions)
         found = grammar_options(served, wanted, calls, asked, len(ids), reading.thinking, text=strictly)
         found[1].extend([form.parameter] if form is not None and tools.forced else [])

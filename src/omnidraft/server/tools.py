@@ -40,7 +40,7 @@ class Tools:
             return {}
         if isinstance(self.choice, p.OtherTool):
             raise _no_function("tool_choice", self.choice.type)
-        if self.choice == "required" and self.others:
+        if self.choice == "required" and self.others and not self.functions:
             raise _no_function(*next(iter(self.others.items())))
         found = {
             path: each.model_dump(exclude={"strict", "type"}, exclude_none=True)
@@ -74,7 +74,7 @@ class Tools:
     def without_effect(self, chosen: Collection[str], *, followed: bool) -> list[str]:
         """The paths of what has no effect; `chosen` are those of functions that may be called.
 
-        Their schemas are `followed` where a grammar does, of the answer or of calls alone.
+        Their schemas are `followed` where a grammar does, of the whole answer.
         """
         shown = bool(chosen)
         if not self.functions and not self.others:
@@ -84,8 +84,8 @@ class Tools:
         else:
             found = [*self.others, *(path.removesuffix(".function") for path in self.functions if path not in chosen)]
         if shown:
-            # calls that are free keep to no schema
-            loose = [] if followed or self.forced else [path for path, each in self.functions.items() if each.strict]
+            # calls that are free keep to no schema where a model writes them in a way of its own
+            loose = [] if followed or self.forced else [path for path in chosen if self.functions[path].strict]
             return [*found, *(f"{path}.strict" for path in loose)]
         given = {"tool_choice": self.choice == "auto", "parallel_tool_calls": self.parallel is not None}
         return [*found, *(name for name, there in given.items() if there)]
