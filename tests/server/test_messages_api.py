@@ -152,7 +152,7 @@ def test_an_empty_text_is_a_block_whole_and_streamed(server: At, client: Any) ->
         ({"messages": [{"role": "user", "content": 3}]}, "must be a string or a list of blocks"),
         ({"max_tokens": "x"}, "max_tokens"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
-        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers is"),
+        ({"thread": {"id": "x"}}, "thread is not supported"),
         ({"stop_sequences": [""]}, "stop_sequences[0] is empty"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences holds 17"),
         ({"tools": [TOOL | {"name": "x" * 129}]}, "tools[0].name"),

@@ -11,7 +11,7 @@ from omnidraft.server import protocol_base as base
 from omnidraft.server.schemas import whole
 
 
-class ToolUse(base.Inner):
+class ToolUse(base.Body):
     """A call that the model made before."""
 
     type: Literal["tool_use"]
@@ -20,14 +20,14 @@ class ToolUse(base.Inner):
     input: dict[str, Any]
 
 
-class Thinking(base.Inner):
+class Thinking(base.Body):
     """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
 
 
-class TextBlock(base.Inner):
+class TextBlock(base.Body):
     """Text."""
 
     type: Literal["text"]
@@ -41,7 +41,7 @@ Texts = Annotated[
 ]
 
 
-class ToolReference(base.Inner):
+class ToolReference(base.Body):
     """A tool that a search for tools found; it is among those of the request."""
 
     type: Literal["tool_reference"]
@@ -59,7 +59,7 @@ Found = Annotated[
 ]
 
 
-class ToolResult(base.Inner):
+class ToolResult(base.Body):
     """The result of a tool call."""
 
     type: Literal["tool_result"]
@@ -81,7 +81,7 @@ Block = Annotated[
 ]
 
 
-class Message(base.Inner):
+class Message(base.Body):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -91,7 +91,7 @@ class Message(base.Inner):
     ]
 
 
-class Tool(base.Inner):
+class Tool(base.Body):
     """A tool that the client runs."""
 
     type: Literal["custom"] = "custom"
@@ -102,7 +102,7 @@ class Tool(base.Inner):
 
 
 def _tool(value: Any) -> str:
-    kind = value.get("type", "custom") if isinstance(value, dict) else None
+    kind = base.value_of(value, "type", "custom")
     return "~other" if isinstance(kind, str) and kind != "custom" else "~object"
 
 

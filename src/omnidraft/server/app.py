@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -68,11 +68,22 @@ class Server:
         """The target of this name, or the first; raises ApiError."""
         if (error := self.scheduler.refusal) is not None:
             raise error
-        found = [one for one in self.scheduler.served if not name or name in (one.name, f"{one.name}:latest")]
+        found = [one for one in self.scheduler.served if not name or _is_called(one, name)]
         if not found:
             known = ", ".join(one.name for one in self.scheduler.served)
             raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
         return found[0]
+
+    def chosen(self, asked: Received[Any]) -> tuple[ServedModel, list[str]]:
+        """The target that a body asks for, and what of the body is ignored; raises ApiError.
+
+        The name is, too, where it is another one's and there is but one target.
+        """
+        first = self.model(None)
+        name, ignored = asked.body.model, list(asked.ignored)
+        if name and len(self.scheduler.served) == 1 and not _is_called(first, name):
+            return first, ["model", *ignored]
+        return self.model(name), ignored
 
     async def received(self, request: Request, kind: type[AnyT]) -> Received[AnyT]:
         """The body of a request; raises ApiError."""
@@ -80,8 +91,8 @@ class Server:
 
     async def begin(self, request: Request, asked: Received[Any], make: Make) -> RequestAnswers:
         """Queue a request; raises ApiError."""
-        served = self.model(getattr(asked.body, "model", None))
-        queued = _naming(await run_in_threadpool(make, asked.body, served, self.settings), asked.ignored)
+        served, ignored = self.chosen(asked)
+        queued = _naming(await run_in_threadpool(make, asked.body, served, self.settings), ignored)
         for each in queued:
             each.user = each.user._replace(key=request.scope.get(USED_KEY, KEYLESS))
             if self._prompts:
@@ -94,8 +105,7 @@ class Server:
         async def answer(request: Request) -> Response:
             asked: Received[Any] = await self.received(request, api.body)
             if api.idle is not None and (said := api.idle(asked.body)) is not None:
-                self.model(asked.body.model)
-                return Json(said)
+                return _told(said, self.chosen(asked)[1])
             batch = await self.begin(request, asked, api.make)
             reply = api.reply(batch, asked)
             if api.streams if asked.body.stream is None else asked.body.stream:
@@ -113,9 +123,9 @@ class Server:
     async def count_tokens(self, request: Request) -> Json:
         """Count the tokens of a conversation in Anthropic's form."""
         asked = await self.received(request, anthropic_bodies.CountRequest)
-        served = self.model(asked.body.model)
+        served, ignored = self.chosen(asked)
         count = await run_in_threadpool(anthropic.count, asked.body, served, self.settings)
-        return Json({"input_tokens": count})
+        return _told({"input_tokens": count}, ignored)
 
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
@@ -154,10 +164,10 @@ class Server:
     async def apply_template(self, request: Request) -> Json:
         """The text that the chat template makes of a conversation."""
         asked = await self.received(request, p.ChatRequest)
-        served = self.model(asked.body.model)
+        served, ignored = self.chosen(asked)
         (task,) = await run_in_threadpool(tasks.chat_tasks, asked.body, served, self.settings)
         with served.lock:
-            return Json({"prompt": str(served.model.target.tokenizer.decode(list(task.ids)))})
+            return _told({"prompt": str(served.model.target.tokenizer.decode(list(task.ids)))}, ignored)
 
     async def one_model(self, model: str) -> Json:
         """A target."""
@@ -165,8 +175,8 @@ class Server:
 
     async def tokenize(self, request: Request) -> Json:
         """Token ids of a text."""
-        body = (await self.received(request, p.TokenizeRequest)).body
-        served = self.model(body.model)
+        asked = await self.received(request, p.TokenizeRequest)
+        body, (served, ignored) = asked.body, self.chosen(asked)
         tokenizer = served.model.target.tokenizer
 
         def tokens() -> list[Any]:
@@ -176,19 +186,19 @@ class Server:
                 return found
             return [{"id": token, "piece": served.text_of(token)[0]} for token in found]
 
-        return Json({"tokens": await run_in_threadpool(tokens)})
+        return _told({"tokens": await run_in_threadpool(tokens)}, ignored)
 
     async def detokenize(self, request: Request) -> Json:
         """The text of token ids."""
-        body = (await self.received(request, p.DetokenizeRequest)).body
-        served = self.model(body.model)
+        asked = await self.received(request, p.DetokenizeRequest)
+        body, (served, ignored) = asked.body, self.chosen(asked)
         tasks.check_ids(body.tokens, len(served.model.vocab.tokens), "tokens")
 
         def text() -> str:
             with served.lock:
                 return str(served.model.target.tokenizer.decode(body.tokens))
 
-        return Json({"content": await run_in_threadpool(text)})
+        return _told({"content": await run_in_threadpool(text)}, ignored)
 
     async def health(self) -> Json:
         """The state of the server: 503 while models are loaded, and when they cannot be used any more."""
@@ -260,6 +270,15 @@ async def _read(request: Request, batch: RequestAnswers) -> bool:
     finally:
         reading.cancel()
         leaving.cancel()
+
+
+def _is_called(served: ServedModel, name: str) -> bool:
+    return name in (served.name, f"{served.name}:latest")
+
+
+def _told(body: Mapping[str, Any], ignored: Sequence[str]) -> Json:
+    """An answer without an answer of a model, with what was ignored of its request."""
+    return Json({**body, "omnidraft": {"ignored": ignored}} if ignored else body)
 
 
 def _naming(made: Sequence[Task], ignored: Sequence[str]) -> list[Task]:

@@ -1,10 +1,10 @@
-"""The messages of a request as a chat template takes them, and what the template makes nothing of."""
+"""The messages of a request as a chat template takes them, and what the template does not read."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -27,7 +27,7 @@ class Prompt:
     where: str  # the parameter that holds the messages
     messages: list[dict[str, Any]]
     variables: dict[str, Any] = field(default_factory=dict)
-    paths: dict[str, list[str]] = field(default_factory=dict)  # of a variable; its name where there is none
+    paths: dict[str, list[str]] = field(default_factory=dict)  # of a variable that the body has
     optional: dict[str, list[str]] = field(default_factory=dict)  # of a message's optional key
     dropped: list[str] = field(default_factory=list)  # paths of what is not given to the template at all
     controls: dict[str, Any] = field(default_factory=dict)  # how the template ends
@@ -36,28 +36,14 @@ class Prompt:
         """Token ids; raises ApiError."""
         return encoded(served, self.messages, self.variables | self.controls, self.where)
 
-    def without_effect(self, served: ServedModel) -> list[str]:
-        """The paths of what the template has no place for: it writes the same text without it.
+    def unread(self, words: Collection[str]) -> list[str]:
+        """The paths of what a template that is made of these words does not read."""
+        read = {path for name in self.variables if name in words for path in self._paths(name)}
+        ignored = [path for name in self.variables for path in self._paths(name) if path not in read]
+        return [*ignored, *(path for name, paths in self.optional.items() if name not in words for path in paths)]
 
-        For a prompt that `encode` took, and that is not too long: the template is applied once for each.
-        """
-        if not self.variables and not self.optional:
-            return []
-        text, ignored = rendered(served, self.messages, self.variables | self.controls), list[str]()
-        used: set[str] = set()  # paths of a variable that has an effect
-        for name in self.variables:
-            variables = {key: value for key, value in self.variables.items() if key != name} | self.controls
-            paths = self.paths.get(name, [name])
-            if rendered(served, self.messages, variables) == text:
-                ignored += paths
-            else:
-                used.update(paths)
-        ignored = [path for path in ignored if path not in used]
-        for name, paths in self.optional.items():
-            messages = [{key: value for key, value in each.items() if key != name} for each in self.messages]
-            if rendered(served, messages, self.variables | self.controls) == text:
-                ignored += paths
-        return ignored
+    def _paths(self, name: str) -> list[str]:
+        return self.paths.get(name, [])
 
 
 def encoded(served: ServedModel, prompt: Any, template: Mapping[str, Any] | None, where: str) -> list[int]:
@@ -67,18 +53,6 @@ def encoded(served: ServedModel, prompt: Any, template: Mapping[str, Any] | None
             return served.model.encode(prompt, template or None)
     except PromptError as error:
         raise of_input(error, where) from error
-
-
-def rendered(served: ServedModel, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
-    """The template's text, without tokenizing it; None where it refuses."""
-    tokenizer: Any = served.model.target.tokenizer
-    given = [dict(each) for each in messages]
-    try:
-        with served.lock:  # for each alone, so that others come in between
-            end = {"add_generation_prompt": not variables.get("continue_final_message", False)}
-            return str(tokenizer.apply_chat_template(given, tokenize=False, **{**end, **variables}))
-    except Exception:  # noqa: BLE001  a template is a program: it raises anything
-        return None
 
 
 def of_chat(body: p.ChatRequest) -> Prompt:

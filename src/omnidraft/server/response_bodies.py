@@ -20,7 +20,6 @@ from omnidraft.server.protocol import (
 from omnidraft.server.protocol_base import (
     OF_KIND,
     Body,
-    Inner,
     JsonSchema,
     Length,
     ObjectFormat,
@@ -34,7 +33,7 @@ from omnidraft.server.protocol_base import (
 )
 
 
-class MessageItem(Inner):
+class MessageItem(Body):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -43,7 +42,7 @@ class MessageItem(Inner):
     name: str | None = None
 
 
-class CallItem(Inner):
+class CallItem(Body):
     """A function call of an earlier response."""
 
     type: Literal["function_call"]
@@ -53,7 +52,7 @@ class CallItem(Inner):
     arguments: Arguments
 
 
-class OutputItem(Inner):
+class OutputItem(Body):
     """The result of a function call."""
 
     type: Literal["function_call_output"]
@@ -96,7 +95,7 @@ class ResponseTool(FunctionSchema):
     type: Literal["function"]
 
 
-class Namespace(Inner):
+class Namespace(Body):
     """Functions of one origin, as Codex gives those of an MCP server."""
 
     type: Literal["namespace"]
