@@ -6,9 +6,11 @@ import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from omnidraft.server.reading.pieces import Call, CallPiece, Piece, Reader
+from omnidraft.server.reasoning_tokens import reasoning_tokens
 from omnidraft.server.scheduler import Done, Task, Told
 from omnidraft.verification.round import Round
 
@@ -52,6 +54,7 @@ class Answer:
         self.logprobs: list[TokenInfo] = []  # the prompt's among them, where they are asked for
         self.prompt_tokens = 0  # of the log-probabilities
         self.call_ids: list[str] = []
+        self._thought = 0  # characters of reasoning, told or not
         self.done: Done | None = None
         self._reader: Reader = task.reading.reader(task.served.marks)
         self._sources = Sources(task) if task.trace else None
@@ -87,6 +90,11 @@ class Answer:
         """Tokens of the target: of the prompt, of them cached, and of the answer."""
         done = self.finished
         return {"prompt": len(self.task.ids), "cached": done.cached, "completion": self.made}
+
+    @cached_property
+    def reasoned(self) -> int:
+        """Tokens of the answer's reasoning."""
+        return reasoning_tokens(self.task, self.finished.result.token_ids, self._thought)
 
     @property
     def made(self) -> int:
@@ -142,6 +150,7 @@ class Answer:
         return self._delta(piece, (), trace)
 
     def _delta(self, piece: Piece, infos: Sequence[TokenInfo], trace: dict[str, Any] | None) -> Delta:
+        self._thought += len(piece.reasoning)
         reasoning = piece.reasoning if self.task.reading.tells_reasoning else ""
         return Delta(content=piece.content, reasoning=reasoning, calls=piece.calls, logprobs=infos, trace=trace)
 
