@@ -70,16 +70,20 @@ def test_with_a_key_all_is(guarded: At) -> None:
         assert guarded.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "[", "10.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "[", "10.0.0.1", "0.0.0.0.evil.example"]
+)
 def test_a_name_that_is_made_to_point_here_is_refused(server: At, host: str) -> None:
     refused = server.get("/v1/models", headers={"Host": host})
     assert refused.status_code == 403
     assert "Host" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8080"])
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8080", "0.0.0.0:8080", "[::]:1"])
 def test_names_of_this_machine_are_not(server: At, host: str) -> None:
     assert server.get("/v1/models", headers={"Host": host}).status_code == 200
+    foreign = {"Host": host, "Origin": "http://evil.example"}
+    assert server.get("/v1/models", headers=foreign).status_code == 403
 
 
 def test_pages_of_other_origins_are_refused_unless_named(server: At, guarded: At) -> None:
