@@ -19,6 +19,7 @@ from omnidraft.server.schemas import plain, whole
 
 OF_KIND, NAMED = "of_kind", {"role": "named_by_role", "type": "named_by_type"}  # errors; their message: what may be
 KINDS: dict[type, str] = {str: "string", list: "list", dict: "object", bool: "boolean", int: "number", float: "number"}
+MAX_STOPS = 1024
 MIN_BIAS = -1e4  # in place of the infinity that bars a token
 Schema = Annotated[dict[str, Any], AfterValidator(plain)]
 
@@ -77,7 +78,7 @@ MEDIA = dict.fromkeys(
 )
 Stop = Annotated[
     Annotated[str, Tag("~string")]
-    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16), Tag("~list")],
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), Tag("~list")],
     of_kind("a string or a list of strings"),
 ]
 Token = Annotated[int, Field(ge=0, le=2**31)]
@@ -188,25 +189,35 @@ class TextFormat(Body):
 
 
 class ObjectFormat(Body):
-    """Any JSON object, or, as llama.cpp has it, one of a schema."""
+    """Any JSON object, or one of a schema: llama.cpp calls that `schema`, and Hugging Face's servers `value`."""
 
-    type: Literal["json_object"]
+    type: Literal["json_object", "json"]
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    value: JsonOrText | None = None
+
+
+class RegexFormat(Body):
+    """Text of a regular expression, as Hugging Face's servers have it."""
+
+    type: Literal["regex"]
+    value: str
 
 
 class ChatSchemaFormat(Body):
-    """JSON of a schema: within `json_schema` or, as llama.cpp has it, beside the type."""
+    """JSON of a schema: within `json_schema` or `value`, or, as llama.cpp has it, beside the type."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema | None = None
+    value: JsonSchema | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
 
 
 AnswerFormat = Annotated[
     Annotated[TextFormat, Tag("~text")]
     | Annotated[ObjectFormat, Tag("~json_object")]
+    | Annotated[RegexFormat, Tag("~regex")]
     | Annotated[ChatSchemaFormat, Tag("~json_schema")],
-    named("type", "text, json_object or json_schema"),
+    named("type", "text, json_object, json_schema or regex", json="json_object"),
 ]
 
 
