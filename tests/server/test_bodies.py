@@ -49,7 +49,7 @@ WRONG: list[tuple[type[Body], Any, str, str]] = [  # a kind, a body of it, the p
     (Chat, said([{"type": "input_audio", "input_audio": {}}]), "messages[1].content[0].type", "only text is supported"),
     (Chat, said([{"type": "file", "file": {}}]), "messages[1].content[0].type", "only text is supported"),
     (Chat, said("x", images=["abc"]), "messages[1].images", "only text is supported"),
-    (Chat, {"messages": user("x"), "stop": ["a"] * 20}, "stop", "holds 20; it must hold at most 16"),
+    (Chat, {"messages": user("x"), "stop": ["a"] * 1025}, "stop", "holds 1025; it must hold at most 1024"),
     (Chat, {"messages": user("x"), "stop": 5}, "stop", "is 5; it must be a string or a list of strings"),
     (Chat, {"messages": user("x"), "tool_choice": 5}, "tool_choice", "is 5; it must be none, auto"),
     (Chat, {"messages": user("x"), "tools": [5]}, "tools[0]", "is 5; it must be an object"),
@@ -61,7 +61,7 @@ WRONG: list[tuple[type[Body], Any, str, str]] = [  # a kind, a body of it, the p
     (Text, {"prompt": {}}, "prompt", "is an object; it must be a string or a list"),
     (Answered, {"input": 5}, "input", "is 5; it must be a string or a list of items"),
     (Answered, {"input": [5]}, "input[0]", "is 5; it must be an object"),
-    (Answered, {"input": [*user("x"), {"type": "x"}]}, "input[1].type", 'is "x"; it must be message, function_call'),
+    (Answered, {"input": [*user("x"), {"type": 5}]}, "input[1].type", "is 5; it must be message, function_call"),
     (
         Answered,
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

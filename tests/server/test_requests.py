@@ -124,7 +124,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         for kind in ("web_search", "local_shell", "custom")
     ),
     (RESPONSES, {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-    (RESPONSES, {"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+    (RESPONSES, {"input": [{"type": "web_search_call", "id": "x"}]}, "input"),
     (RESPONSES, {"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "input"),
     (RESPONSES, {"include": ["a", 5]}, "include[1]"),
     (RESPONSES, {"top_logprobs": 2}, "top_logprobs"),
@@ -135,8 +135,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.fixture(scope="module")
 def brief(chat: Path) -> Iterator[At]:
-    """Answers of a few tokens."""
-    with serving([chat, "zoo:target-a"], None, {"draft_length": 0}, lanes=2, max_tokens=3, max_prompt_tokens=400) as at:
+    """Answers of a few tokens, of the only target, by whatever name."""
+    with serving([chat], None, {"draft_length": 0}, lanes=2, max_tokens=3, max_prompt_tokens=400) as at:
         yield at
 
 
@@ -331,7 +331,8 @@ def test_the_servers_own_schema_finds_no_error(brief: At, mode: GenerationMode, 
                 warnings.simplefilter("ignore")
                 settings(limits, suppress_health_check=list(HealthCheck))(given(case=strategy)(check))()
     if mode is GenerationMode.POSITIVE:
-        assert {(path, 200) for path in ("/tokenize", "/v1/health", TEXTS)} <= seen
+        assert {(path, 200) for path in ("/tokenize", "/v1/health")} <= seen
+        assert {path for path, status in seen if status == 200} & {CHATS, TEXTS, RESPONSES, "/v1/messages"}
     else:
         assert {(path, 400) for path in (CHATS, TEXTS, RESPONSES, "/tokenize", "/detokenize")} <= seen
 

@@ -279,6 +279,25 @@ def test_no_effort_is_no_thinking(tmp_path: Path) -> None:
         assert ends == [True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHATS, lambda parts: {"messages": [{"role": "user", "content": parts}]}),
+        (CHATS, lambda parts: {"messages": [{"role": "system", "content": parts}, *user("x")]}),
+        (CHATS, lambda parts: {"messages": [*user("x"), SAID, {**RESULT, "content": parts}]}),
+        (RESPONSES, lambda parts: {"input": [{"role": "user", "content": parts}]}),
+        ("/v1/messages", lambda parts: {"messages": [{"role": "user", "content": parts}]}),
+    ],
+)
+def test_parts_of_a_text_are_lines(plain: At, path: str, asked: Callable[[Any], dict[str, Any]]) -> None:
+    parts = [{"type": "text", "text": text} for text in ("Two pens.", "Six boxes.")]
+    read = []
+    for content in (parts, "Two pens.\nSix boxes.", "Two pens.Six boxes."):
+        usage = plain.post(path, asked(content)).json()["usage"]
+        read.append(usage.get("prompt_tokens") or usage["input_tokens"] + usage.get("cache_read_input_tokens", 0))
+    assert read[0] == read[1] != read[2]
+
+
 # ---------------------------------------------------------------- tools without a place
 
 

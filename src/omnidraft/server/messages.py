@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from omnidraft.server import protocol as p
 from omnidraft.server import response_bodies as r
 from omnidraft.server.errors import ApiError, of_input
 from omnidraft.server.protocol_base import Media
+from omnidraft.server.replays import Replay, answered
 from omnidraft.server.sampling_options import agreed
 from omnidraft.server.served_model import ServedModel
 
@@ -88,12 +89,12 @@ def of_response(body: r.ResponseRequest) -> Prompt:
     """The prompt of a response; calls that follow each other are of one message.  Raises as `of_chat` does."""
     made: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     prompt = Prompt("input", made)
-    if isinstance(body.input, str):
-        made.append({"role": "user", "content": body.input})
     thoughts: dict[str, str] = {}  # that wait for the answer which they are of, by path
-    for place, item in enumerate(() if isinstance(body.input, str) else body.input):
-        path, before = f"input[{place}]", len(made)
-        if isinstance(item, r.MessageItem):
+    for path, item in _items(body.input):
+        before = len(made)
+        if item is None:
+            prompt.dropped.append(path)
+        elif isinstance(item, r.MessageItem):
             made.append({"role": _role(item.role), "content": _text(item.content)})
             _optional(made[-1], "name", item.name, f"{path}.name", prompt)
         elif isinstance(item, r.CallItem):
@@ -119,6 +120,28 @@ def of_response(body: r.ResponseRequest) -> Prompt:
     return prompt
 
 
+def _items(given: str | Sequence[r.Item]) -> Iterator[tuple[str, r.Known | None]]:
+    """Items with their paths; calls that were run elsewhere as those of functions, and None for what has no text."""
+    if isinstance(given, str):
+        yield "input", r.MessageItem(role="user", content=given)
+        return
+    results = answered(each for each in given if isinstance(each, Replay))
+    for place, item in enumerate(given):
+        path = f"input[{place}]"
+        if not isinstance(item, Replay):
+            yield path, item
+            continue
+        if item.calls and item.id in results:
+            call: dict[str, Any] = {"call_id": item.id, "name": item.name, "arguments": item.arguments}
+            yield path, r.CallItem(type="function_call", **call)
+        if item.id in results and (item.replies or (item.calls and item.text)):
+            yield path, r.OutputItem(type="function_call_output", call_id=item.id, output=item.text)
+        elif item.text:
+            yield path, r.MessageItem(role="user", content=item.text)
+        elif not item.calls or item.id not in results:
+            yield path, None
+
+
 def _reason(made: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -> None:
     """Give an answer the reasoning that comes before it; of another message it has no place."""
     if made["role"] != "assistant":
@@ -131,9 +154,8 @@ def _reason(made: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -
 def _complete(made: dict[str, Any], message: p.AssistantMessage, path: str, prompt: Prompt) -> None:
     """Add the parts of an earlier answer beside its text."""
     if message.tool_calls:
-        calls = [(call.id, call.function) for call in message.tool_calls]
-        made_calls = [_call(id_, function.name, function.arguments) for id_, function in calls]
-        _optional(made, "tool_calls", made_calls, f"{path}.tool_calls", prompt)
+        calls = [_call(call.id, *call.called) for call in message.tool_calls]
+        _optional(made, "tool_calls", calls, f"{path}.tool_calls", prompt)
     if message.refusal and made["content"]:
         prompt.dropped.append(f"{path}.refusal")
     elif message.refusal:
@@ -158,7 +180,7 @@ def _text(content: str | Iterable[p.TextPart | p.RefusalPart | Media] | None) ->
     return (
         content
         if isinstance(content, str)
-        else "".join(part.refusal if isinstance(part, p.RefusalPart) else part.text for part in content or ())
+        else "\n".join(part.refusal if isinstance(part, p.RefusalPart) else part.text for part in content or ())
     )
 
 

@@ -79,6 +79,37 @@ class ToolCall(Body):
     type: Literal["function"] = "function"
     function: CalledFunction
 
+    @property
+    def called(self) -> tuple[str, str | dict[str, Any]]:
+        """The name of what is called, and its arguments."""
+        return self.function.name, self.function.arguments
+
+
+class CalledCustom(Body):
+    """A tool that is no function, and the text that it is given."""
+
+    name: str
+    input: str = ""
+
+
+class CustomCall(Body):
+    """A call of a tool that is no function, which was made elsewhere."""
+
+    id: str | None = None
+    type: Literal["custom"]
+    custom: CalledCustom
+
+    @property
+    def called(self) -> tuple[str, str | dict[str, Any]]:
+        """The name of what is called, and its arguments."""
+        return self.custom.name, {"input": self.custom.input}
+
+
+AnyCall = Annotated[
+    Annotated[ToolCall, Tag("~function")] | Annotated[CustomCall, Tag("~custom")],
+    named("type", "function or custom", "function"),
+]
+
 
 class Said(Body):
     """A message of rules or of a user; `name` goes to the chat template, if it has a place for it."""
@@ -97,7 +128,7 @@ class AssistantMessage(Body):
     reasoning_content: str | None = None
     reasoning: str | None = None  # another name for it
     refusal: str | None = None  # in place of content
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[AnyCall] | None = None
 
 
 class ToolResult(Body):

@@ -18,6 +18,7 @@ from omnidraft.server.protocol import (
     kind_of_tool,
 )
 from omnidraft.server.protocol_base import (
+    NAMED,
     OF_KIND,
     Body,
     JsonSchema,
@@ -30,7 +31,9 @@ from omnidraft.server.protocol_base import (
     Variables,
     named,
     of_kind,
+    value_of,
 )
+from omnidraft.server.replays import Replay
 
 
 class MessageItem(Body):
@@ -80,12 +83,23 @@ class ReasoningItem(BaseModel, extra="allow"):
 
 
 WHOLE = "nothing is kept here: send each item whole, as clients do with store false"
+ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+
+
+def _item(value: Any) -> str | None:
+    kind = value_of(value, "type", "message")
+    return None if not isinstance(kind, str) else f"~{kind}" if kind in ITEMS else "~replay"
+
+
+Known = MessageItem | CallItem | OutputItem | ReasoningItem
+
 Item = Annotated[
     Annotated[MessageItem, Tag("~message")]
     | Annotated[CallItem, Tag("~function_call")]
     | Annotated[OutputItem, Tag("~function_call_output")]
-    | Annotated[ReasoningItem, Tag("~reasoning")],
-    named("type", f"message, function_call, function_call_output or reasoning; {WHOLE}", "message"),
+    | Annotated[ReasoningItem, Tag("~reasoning")]
+    | Annotated[Replay, Tag("~replay")],
+    Discriminator(_item, NAMED["type"], f"message, function_call, function_call_output or reasoning; {WHOLE}"),
 ]
 
 
