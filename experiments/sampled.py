@@ -85,7 +85,7 @@ class Sampled(Experiment):
         ways = defaultdict[tuple[str, ...], list[Row]](list)
         for row in results.of("answers").values():
             ways[row["target"], row["temperature"], row["verification"]].append(row)
-        rows = [dict(zip(COLUMNS[:3], way, strict=True)) | _sums(answers) for way, answers in ways.items()]
+        rows: list[Row] = [{**dict(zip(COLUMNS, way, strict=False)), **_sums(answers)} for way, answers in ways.items()]
         about = (
             f"Up to {DRAFTS} draft tokens a round; `seeded` keeps drafts while they are the token that the seed draws, "
             "`block` and `token` are rejection sampling. `error` is the standard error over prompts.\n"

@@ -7,13 +7,12 @@ The tests compare the page with the code.
 
 from __future__ import annotations
 
-import json
 import textwrap
 from itertools import groupby
 from pathlib import Path
 
 from omnidraft.server.bodies import KINDS
-from omnidraft.server.unsupported_parameters import Rule, rows
+from omnidraft.server.unsupported_parameters import REFUSED
 
 PAGE = Path(__file__).parents[1] / "docs" / "serve.md"
 BEGIN, END = "<!-- parameters: made by tools/write_parameter_docs.py -->", "<!-- end of parameters -->"
@@ -37,27 +36,21 @@ def _by_kinds(found: dict[str, frozenset[str]]) -> list[str]:
     ]
 
 
-def _list(title: str, found: dict[str, frozenset[str]]) -> str:
-    return "\n".join([f"**{title}**", "", *(LINES.fill(f"- {each}") for each in _by_kinds(found)), ""])
-
-
 def table() -> str:
-    """Lists of what is supported and what is ignored, and a table of what is taken with some values alone."""
-    done: dict[str, frozenset[str]] = {}
-    others: dict[Rule, dict[str, frozenset[str]]] = {}
+    """Lists of what is supported, and a table of what is refused."""
+    supported: dict[str, frozenset[str]] = {}
+    refused: dict[str, dict[str, frozenset[str]]] = {}
     for body, kind in KINDS.items():
         if kind in ENDPOINTS:
             for name in body.model_fields:
-                done[name] = done.get(name, frozenset()) | {kind}
-            for name, rule in rows(kind):
-                found = others.setdefault(Rule(tuple(map(json.dumps, rule.same)), rule.fix), {})
-                found[name] = found.get(name, frozenset()) | {kind}
-    ignored = {name: kinds for name, kinds in others.pop(Rule(), {}).items() if "[]" not in name}
-    lines = ["| parameter | supported values | other values |", "| --- | --- | --- |"]
-    for rule, found in sorted(others.items(), key=lambda item: item[0].fix is not None):
-        same = " or ".join(f"`{value}`" for value in rule.same) or "none"
-        lines.append(f"| {'; '.join(_by_kinds(found))} | {same} | {f'400: {rule.fix}' if rule.fix else 'ignored'} |")
-    return "\n".join([_list("Supported", done), _list("Ignored", ignored), "**Some values**", "", *lines])
+                supported[name] = supported.get(name, frozenset()) | {kind}
+            for name, fix in REFUSED[kind].items():
+                places = refused.setdefault(fix, {})
+                places[name] = places.get(name, frozenset()) | {kind}
+    lines = ["**Supported**", "", *(LINES.fill(f"- {each}") for each in _by_kinds(supported)), ""]
+    lines += ["**Refused**", "", "| parameter | in its place |", "| --- | --- |"]
+    lines += [f"| {'; '.join(_by_kinds(places))} | {fix} |" for fix, places in refused.items()]
+    return "\n".join(lines)
 
 
 def page() -> str:

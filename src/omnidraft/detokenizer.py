@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 BROKEN = "\ufffd"
@@ -101,22 +102,25 @@ class StopStrings:
 
     def __init__(self, text: Detokenizer, strings: Sequence[str]) -> None:
         self._text = text
-        self._strings = tuple(strings)
+        self._strings = re.compile("|".join(map(re.escape, strings))) if strings else None
+        self._by_first: dict[str, list[str]] = {}  # strings by their first character
+        for string in strings:
+            self._by_first.setdefault(string[0], []).append(string)
+        self._longest = max(map(len, strings), default=0)
         self._held = ""
         self._stopped = False
 
     def feed(self, ids: Sequence[int]) -> tuple[str, int | None]:
         """Return the certain characters, and the number of tokens kept if the answer ends among them."""
-        if not self._strings:
+        if self._strings is None:
             return self._text.feed(ids), None
         for count, token in enumerate(ids, 1):
             self._held += self._text.feed([token])
             whole = self._held + self._text.ending()
-            places = [place for string in self._strings if (place := whole.find(string)) >= 0]
-            if places:
+            if found := self._strings.search(whole):
                 self._held, self._stopped = "", True
-                return whole[: min(places)], count
-        length = len(self._held) - max(map(self._begun, self._strings))
+                return whole[: found.start()], count
+        length = len(self._held) - self._begun()
         ready, self._held = self._held[:length], self._held[length:]
         return ready, None
 
@@ -125,7 +129,10 @@ class StopStrings:
         held, self._held = self._held, ""
         return "" if self._stopped else held + self._text.end()
 
-    def _begun(self, string: str) -> int:
-        """Length of the longest beginning of the string that the text ends with."""
-        longest = min(len(string) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(string[:n])), 0)
+    def _begun(self) -> int:
+        """Length of the longest beginning of a string that the text ends with."""
+        held = self._held
+        for place in range(max(0, len(held) - self._longest + 1), len(held)):
+            if any(string.startswith(held[place:]) for string in self._by_first.get(held[place], ())):
+                return len(held) - place
+        return 0

@@ -56,6 +56,20 @@ def test_a_text_ends_before_a_stop_string(
     assert kept == (len(text) if count is None else count)
 
 
+def test_many_stop_strings_are_as_few() -> None:
+    text = "one two three"
+    many = [f"{place} no" for place in range(500)] + [f"thr{place}" for place in range(500)] + ["two t"]
+    for strings, expected in ((many, "one "), (many[:-1], text)):
+        stops = StopStrings(Detokenizer(tokens_of(text)), strings)
+        pieces = []
+        for place in range(len(text)):
+            piece, stay = stops.feed([place])
+            pieces.append(piece)
+            if stay is not None:
+                break
+        assert "".join([*pieces, stops.end()]) == expected
+
+
 def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
     words = tokens_of("ab<|x<|end")
     stops = StopStrings(Detokenizer(words), ["<|end|>"])

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_sampled_drafter_under_a_greedy_target() -> None:
     drafter = scripted(target_language, drafter_language, prompt, expected, wrong=4)
     for seed in range(3):
         for temperature in (0.5, 4.0):
-            how = {"verification": "block", "draft_length": 5, "drafter_temperature": temperature}
+            how: dict[str, Any] = {"verification": "block", "draft_length": 5, "drafter_temperature": temperature}
             engine_ = engine(target, target_language, drafter, drafter_language, **how)
             assert tokens(run(engine_, prompt, 40, seed)) == expected
 

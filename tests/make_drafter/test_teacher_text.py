@@ -122,7 +122,7 @@ def test_a_chat_with_a_system_text_is_answered_as_its_template_writes_it(
     write_text(teacher, [chat], Writing(text_tokens=20, batch_size=2, self_asked=0.0), tmp_path, lambda _: None)
     expected = teacher.tokenizer.apply_chat_template(chat["messages"], tokenize=False, add_generation_prompt=True)
     for each in itertools.chain.from_iterable(map(shards.load, shards.find(tmp_path))):
-        assert str(teacher.tokenizer.decode(each.ids)).startswith(expected)
+        assert str(teacher.tokenizer.decode(each.ids)).startswith(str(expected))
 
 
 def test_a_shard_comes_back_as_it_was_saved(written: tuple[Path, list[TeacherConversation]], tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +70,20 @@ def test_with_a_key_all_is(guarded: At) -> None:
         assert guarded.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "[", "10.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "[", "10.0.0.1", "0.0.0.0.evil.example"]
+)
 def test_a_name_that_is_made_to_point_here_is_refused(server: At, host: str) -> None:
     refused = server.get("/v1/models", headers={"Host": host})
     assert refused.status_code == 403
     assert "Host" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8080"])
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8080", "0.0.0.0:8080", "[::]:1"])
 def test_names_of_this_machine_are_not(server: At, host: str) -> None:
     assert server.get("/v1/models", headers={"Host": host}).status_code == 200
+    foreign = {"Host": host, "Origin": "http://evil.example"}
+    assert server.get("/v1/models", headers=foreign).status_code == 403
 
 
 def test_pages_of_other_origins_are_refused_unless_named(server: At, guarded: At) -> None:
@@ -176,17 +179,6 @@ def connected(at: At, count: int, said: bytes = b"") -> Iterator[list[socket.soc
         yield sockets
 
 
-def ended(one: socket.socket) -> bool:
-    """Whether the server has closed a connection without a word."""
-    one.settimeout(0)
-    try:
-        return one.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except ConnectionResetError:
-        return True
-
-
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -195,21 +187,9 @@ def test_connections_that_say_little_keep_no_other_out(
     chat: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("omnidraft.server.run.SPARE", 0)
-    monkeypatch.setattr("omnidraft.server.connections.MAX_WAITING", 12)
-    with serving([chat], None, {"draft_length": 0}, lanes=1, max_queue=0) as at, connected(at, 40, said) as silent:
+    with serving([chat], None, {"draft_length": 0}, lanes=1, max_queue=0) as at, connected(at, 40, said):
         assert at.chat(max_tokens=2).status_code == 200
         assert at.get("/health").status_code == 200
-        until(lambda: sum(map(ended, silent)) >= 40 - 12)  # those that waited longest
-        assert not any(map(ended, silent[-8:]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("said", [b"", HEAD, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET"])
-def test_connections_that_say_little_are_ended_in_time(chat: Path, said: bytes) -> None:
-    with serving([chat], None, {"draft_length": 0}, body_timeout_s=0.5) as at, connected(at, 3, said) as silent:
-        for one in silent:
-            answer = b"".join(iter(partial(one.recv, 4096), b""))  # until the server ends it
-            assert answer.startswith(b"HTTP/1.1 200") == said.startswith(b"GET")
 
 
 def test_requests_are_limited(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:

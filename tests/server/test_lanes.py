@@ -216,6 +216,40 @@ def test_a_stream_that_waits_says_that_it_is_alive(
         assert list(lines)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**TALK, "max_tokens": 3, "n": 2, "temperature": 1}),
+        (
+            "/v1/completions",
+            {"model": "zoo:target-a", "prompt": "def mean(values):", "max_tokens": 3, "temperature": 0},
+        ),
+    ],
+)
+def test_the_first_chunk_comes_with_the_first_token(
+    server: At, rounds: Rounds, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("omnidraft.server.request_answers.QUIET_S", 0.01)
+    rounds.let(0)
+    with httpx.stream("POST", server.url + path, json=body | {"stream": True}, **PATIENT) as answer:
+        lines = answer.iter_lines()
+        assert {next(lines) for _ in range(6)} == {": alive", ""}
+        rounds.let()
+        told = [choice for each in events(lines) for choice in each["choices"]]
+    for index in range(body.get("n", 1)):
+        deltas = [choice.get("delta", {"content": choice.get("text")}) for choice in told if choice["index"] == index]
+        role = "assistant" if "messages" in body else None
+        assert [delta.get("role") for delta in deltas] == [role, *[None] * (len(deltas) - 1)]
+        assert any(delta.get("content") for delta in deltas)
+
+
+def test_an_empty_answer_has_a_role(server: At) -> None:
+    first = server.chat(temperature=0).json()["choices"][0]["message"]["content"][0]
+    told = events(server.chat(temperature=0, stop=[first], stream=True))
+    deltas = [each["choices"][0]["delta"] for each in told]
+    assert deltas == [{"role": "assistant", "content": ""}, {}]
+
+
 def test_late_answers_are_ended(chat: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, rounds)
     with (

@@ -1,18 +1,21 @@
-"""`llm` and LangChain's client, unchanged, each in a streamed conversation with a server."""
+"""`llm`, LangChain's and Hugging Face's clients, unchanged, against a server."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from huggingface_hub import InferenceClient
 
 from omnidraft.api import OmniDraft
 from support.serving import PATIENT, QUESTION, At, user
+from support.waiting import WAIT_S
 
 TOKENS = 24
 MORE = "And how many are two of them?"
@@ -73,6 +76,58 @@ def test_langchain_holds_a_conversation(server: At, model: OmniDraft) -> None:
             talk.append(whole)
             found.append(whole.content)
     assert tuple(found) == answers(model)
+
+
+PENS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"pens": {"type": "integer", "maximum": 99}},
+    "required": ["pens"],
+}
+PENS |= {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (None, ""),
+        ({"type": "json_object", "value": PENS}, r'\{"pens": ?-?\d+\}'),
+        ({"type": "json", "value": json.dumps(PENS)}, r'\{"pens": ?-?\d+\}'),
+        ({"type": "json_schema", "json_schema": {"name": "pens", "schema": PENS}}, r'\{"pens": ?-?\d+\}'),
+        ({"type": "regex", "value": "[0-9]{2}"}, "[0-9]{2}"),
+    ],
+    ids=str,
+)
+def test_hugging_faces_client_needs_no_name_of_a_model(plain: At, form: Any, pattern: str) -> None:
+    client = InferenceClient(base_url=plain.url, timeout=WAIT_S)
+    asked: dict[str, Any] = {"messages": user(QUESTION), "max_tokens": 40, "temperature": 0, "response_format": form}
+    whole = client.chat_completion(**asked)
+    assert re.match(pattern, whole.choices[0].message.content or "")
+    assert whole.model == "chat"
+    assert whole["omnidraft"]["ignored"] == ["model"]
+    pieces = [chunk.choices[0].delta.content or "" for chunk in client.chat_completion(**asked, stream=True)]
+    assert "".join(pieces) == whole.choices[0].message.content
+
+
+def test_a_schema_may_be_a_value_as_in_their_servers(plain: At) -> None:
+    form = {"type": "json_schema", "value": {"name": "pens", "schema": PENS}}
+    answer = plain.chat(response_format=form, max_tokens=40, temperature=0).json()
+    assert re.match(r'\{"pens": ?-?\d+\}', answer["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "json_object", "value": 5}, "response_format.value"),
+        ({"type": "json", "value": "{"}, "response_format.value"),
+        ({"type": "json_schema", "value": {"name": "x", "schema": {"type": "no"}}}, "response_format.value.schema"),
+        ({"type": "regex", "value": "("}, "response_format.value"),
+        ({"type": "regex"}, "response_format.value"),
+    ],
+    ids=str,
+)
+def test_a_form_of_its_that_cannot_be_is_named(plain: At, form: Any, param: str) -> None:
+    refused = plain.chat(response_format=form)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def webui_tools(count: int) -> list[dict[str, Any]]:

@@ -104,10 +104,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     *((CHATS, {"response_format": form(schema)}, "response_format.json_schema.schema") for schema in BAD),
     *((RESPONSES, {"text": {"format": {**FORM, "schema": schema}}}, "text.format.schema") for schema in BAD),
-    (CHATS, {"template": "x"}, "template"),
+    (CHATS, {"functions": [{"name": "add"}]}, "functions"),
     (CHATS, {"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
     (CHATS, {"ignore_eos": 1}, "ignore_eos"),
-    (CHATS, {"omnidraft": {"trice": True}}, "omnidraft.trice"),
     (TEXTS, {"echo": "yes"}, "echo"),
     (TEXTS, {"best_of": 17}, "best_of"),
     (TEXTS, {"best_of": 2, "stream": True}, "best_of"),
@@ -125,7 +124,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         for kind in ("web_search", "local_shell", "custom")
     ),
     (RESPONSES, {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-    (RESPONSES, {"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+    (RESPONSES, {"input": [{"type": "web_search_call", "id": "x"}]}, "input"),
     (RESPONSES, {"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "input"),
     (RESPONSES, {"include": ["a", 5]}, "include[1]"),
     (RESPONSES, {"top_logprobs": 2}, "top_logprobs"),
@@ -136,8 +135,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.fixture(scope="module")
 def brief(chat: Path) -> Iterator[At]:
-    """Answers of a few tokens."""
-    with serving([chat, "zoo:target-a"], None, {"draft_length": 0}, lanes=2, max_tokens=3, max_prompt_tokens=400) as at:
+    """Answers of a few tokens, of the only target, by whatever name."""
+    with serving([chat], None, {"draft_length": 0}, lanes=2, max_tokens=3, max_prompt_tokens=400) as at:
         yield at
 
 
@@ -155,19 +154,38 @@ def test_what_is_not_supported_is_named(server: At, path: str, change: dict[str,
     assert not NOISE.search(error["message"]), error["message"]
 
 
-@pytest.mark.parametrize("path", [CHATS, TEXTS, RESPONSES, "/tokenize", "/detokenize"])
-def test_an_unknown_parameter_is_refused_everywhere(server: At, path: str) -> None:
-    good = {
-        CHATS: CHAT,
-        TEXTS: TEXT,
-        RESPONSES: RESPONSE,
-        "/tokenize": {"content": "x"},
-        "/detokenize": {"tokens": [5]},
-    }
-    assert server.post(path, good[path]).status_code == 200
-    refused = server.post(path, good[path] | {"colour": "red"})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "colour"
+GOOD: dict[str, dict[str, Any]] = {
+    CHATS: CHAT | {"max_tokens": 2},
+    TEXTS: TEXT | {"max_tokens": 2},
+    RESPONSES: RESPONSE | {"max_output_tokens": 2},
+    "/v1/messages": CHAT | {"max_tokens": 2},
+    "/v1/messages/count_tokens": CHAT,
+    "/apply-template": CHAT,
+    "/tokenize": {"content": "x"},
+    "/detokenize": {"tokens": [5]},
+    "/api/chat": CHAT | {"model": "chat", "stream": False, "options": {"num_predict": 2}},
+    "/api/generate": {"model": "chat", "prompt": "x", "stream": False, "options": {"num_predict": 2}},
+}
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_an_unknown_parameter_is_ignored_and_named_everywhere(server: At, path: str) -> None:
+    plain = server.post(path, GOOD[path])
+    assert plain.status_code == 200
+    assert "ignored" not in plain.json().get("omnidraft", {})
+    taken = server.post(path, GOOD[path] | {"colour": "red"})
+    assert taken.status_code == 200
+    assert taken.json()["omnidraft"]["ignored"] == ["colour"]
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_a_lone_target_answers_to_any_name_and_says_so(plain: At, path: str) -> None:
+    for name in ("dummy", "gpt-5", "chat", "chat:latest", ""):
+        answer = plain.post(path, GOOD[path] | {"model": name})
+        assert answer.status_code == 200
+        told = answer.json().get("omnidraft", {}).get("ignored", [])
+        assert told == ([] if name.startswith("chat") or not name else ["model"])
+    assert plain.get("/v1/models/dummy").status_code == 404
 
 
 @pytest.mark.slow
@@ -316,7 +334,8 @@ def test_the_servers_own_schema_finds_no_error(brief: At, mode: GenerationMode, 
                     given(case=strategy)(check)
                 )()
     if mode is GenerationMode.POSITIVE:
-        assert {(path, 200) for path in ("/tokenize", "/v1/health", TEXTS)} <= seen
+        assert {(path, 200) for path in ("/tokenize", "/v1/health")} <= seen
+        assert {path for path, status in seen if status == 200} & {CHATS, TEXTS, RESPONSES, "/v1/messages"}
     else:
         assert {(path, 400) for path in (CHATS, TEXTS, RESPONSES, "/tokenize", "/detokenize")} <= seen
 

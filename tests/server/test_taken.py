@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 from llguidance import LLMatcher
+from transformers import PreTrainedTokenizerBase
 
 from omnidraft.api import OmniDraft
-from omnidraft.server import messages
 from omnidraft.server.bodies import read
 from omnidraft.server.grammar import answer_grammar, followed, tokens_of
 from omnidraft.server.messages import of_chat
@@ -71,6 +71,7 @@ CALLED: list[dict[str, Any]] = [
     {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "c1", "output": "5"},
 ]
+REPLAYED = ["messages[1].tool_calls[0].index", "messages[1].annotations"]
 TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is named as ignored
     (CHATS, {"tools": [STRICTLY]}, ["tools[0].function.strict"]),
     (CHATS, {"tools": [STRICTLY], "tool_choice": "auto"}, ["tools[0].function.strict"]),
@@ -88,7 +89,7 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
             {**SAID, "name": "a"},
             {**RESULT, "name": "add"},
         ),
-        [*(f"messages[{place}].name" for place in (0, 1, 3, 4)), "messages[3].tool_calls[0].index"],
+        [*(f"messages[{place}].name" for place in (0, 1, 3, 4)), *(each.replace("1", "3") for each in REPLAYED)],
     ),
     (RESPONSES, {"input": [{"role": "user", "content": "x", "name": "Al"}]}, ["input[0].name"]),
     (CHATS, {"response_format": FORM}, ["response_format.json_schema.description"]),
@@ -97,11 +98,11 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
         {"text": {"format": {"type": "json_schema", "name": "x", "description": "d", "schema": {"type": "object"}}}},
         ["text.format.description"],
     ),
-    (CHATS, named(*user("x"), SAID, RESULT), ["messages[1].tool_calls[0].index"]),
+    (CHATS, named(*user("x"), SAID, RESULT), REPLAYED),
     (CHATS, named(*user("x"), REASONED, *user("y")), ["messages[1].reasoning", "messages[1].reasoning_content"]),
     (CHATS, named({"role": "user", "content": [PART]}), ["messages[0].content[0].cache_control"]),
-    (CHATS, named(*user("x"), SAID, {**RESULT, "content": None}), ["messages[1].tool_calls[0].index"]),
-    (CHATS, named(*user("x"), SAID, {**RESULT, "content": [IMAGE]}), ["messages[1].tool_calls[0].index"]),
+    (CHATS, named(*user("x"), SAID, {**RESULT, "content": None}), REPLAYED),
+    (CHATS, named(*user("x"), SAID, {**RESULT, "content": [IMAGE]}), REPLAYED),
     (RESPONSES, {"input": [*CALLED[:2], CALLED[2] | {"output": [{"type": "input_image", "image_url": "x"}]}]}, []),
     (CHATS, {"snippy": {"enabled": False}, "usage": {"include": True}}, ["snippy", "usage"]),
     (
@@ -125,7 +126,7 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (RESPONSES, {"tools": [SEARCH, {"type": "function", "name": "add"}], "tool_choice": "required"}, ["tools[0]"]),
     (CHATS, {"tools": [STRICTLY], "response_format": {"type": "json_object"}}, []),
     (CHATS, {"tools": [ADD], "tool_choice": THAT, "response_format": FORM}, ["response_format"]),
-    (CHATS, {"model": "zoo:target-b", **HISTORY}, ["messages[1].tool_calls[0].index", "messages[1].tool_calls"]),
+    (CHATS, {"model": "zoo:target-b", **HISTORY}, [*REPLAYED, "messages[1].tool_calls"]),
     (RESPONSES, {"model": "zoo:target-b", "input": CALLED}, ["input[1]"]),
     (RESPONSES, {"input": CALLED}, []),
     (RESPONSES, {"input": [*CALLED[:2], {**CALLED[2], "output": None}]}, []),
@@ -152,7 +153,11 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
     (RESPONSES, {"truncation": "auto", "max_tool_calls": 3}, ["truncation", "max_tool_calls"]),
     (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, ["reasoning.summary", "reasoning.effort"]),
     (RESPONSES, {"reasoning": {"mode": "x"}}, ["reasoning.mode"]),
-    (RESPONSES, {"stream_options": {"include_obfuscation": False}}, []),
+    (RESPONSES, {"stream_options": {"include_obfuscation": False}}, ["stream_options.include_obfuscation"]),
+    (RESPONSES, {"store": False, "truncation": "disabled"}, ["store", "truncation"]),
+    (CHATS, {"colour": "red", "mirostat": 2, "omnidraft": {"trice": 1}}, ["colour", "mirostat", "omnidraft.trice"]),
+    (TEXTS, {"colour": {"a": None}, "dry_multiplier": 0.8}, ["colour", "dry_multiplier"]),
+    (RESPONSES, {"colour": [1], "text": {"colour": 1}}, ["colour", "text.colour"]),
     (RESPONSES, {"include": ["file_search_call.results"]}, ["include[0]"]),
     (RESPONSES, {"text": {"verbosity": "low"}, "previous_response_id": None}, ["text.verbosity"]),
     (RESPONSES, {"input": [{"type": "reasoning", "id": "r", "summary": []}, *user("x")]}, ["input[0]"]),
@@ -264,7 +269,7 @@ def test_roles_that_the_template_refuses_are_the_users_words(tmp_path: Path, too
     talk = [{"role": "system", "content": "Be brief."}, *user("x"), SAID, RESULT, *user("y")]
     with serving([folder], None, {"draft_length": 0}, log_prompts=True) as at:
         named = ignored(at.post(CHATS, {"messages": talk, "tools": tools, "max_tokens": 1}))
-        assert named == ["messages[2].tool_calls[0].index"]
+        assert named == ["messages[2].tool_calls[0].index", "messages[2].annotations"]
         (line,) = [line for line in at.lines if line.startswith("prompt: ")]
         assert ("You may call functions" in line) == bool(tools)
         call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
@@ -284,6 +289,25 @@ def test_no_effort_is_no_thinking(tmp_path: Path) -> None:
         assert "reasoning_effort" in ignored(at.post(CHATS, CHAT | kept))
         ends = [line.endswith("<think></think>") for line in at.lines if line.startswith("prompt: ")]
         assert ends == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHATS, lambda parts: {"messages": [{"role": "user", "content": parts}]}),
+        (CHATS, lambda parts: {"messages": [{"role": "system", "content": parts}, *user("x")]}),
+        (CHATS, lambda parts: {"messages": [*user("x"), SAID, {**RESULT, "content": parts}]}),
+        (RESPONSES, lambda parts: {"input": [{"role": "user", "content": parts}]}),
+        ("/v1/messages", lambda parts: {"messages": [{"role": "user", "content": parts}]}),
+    ],
+)
+def test_parts_of_a_text_are_lines(plain: At, path: str, asked: Callable[[Any], dict[str, Any]]) -> None:
+    parts = [{"type": "text", "text": text} for text in ("Two pens.", "Six boxes.")]
+    read = []
+    for content in (parts, "Two pens.\nSix boxes.", "Two pens.Six boxes."):
+        usage = plain.post(path, asked(content)).json()["usage"]
+        read.append(usage.get("prompt_tokens") or usage["input_tokens"] + usage.get("cache_read_input_tokens", 0))
+    assert read[0] == read[1] != read[2]
 
 
 # ---------------------------------------------------------------- tools without a place
@@ -358,19 +382,22 @@ def test_a_prompt_is_made_tokens_of_once(plain: At, monkeypatch: pytest.MonkeyPa
     made: Counter[str] = Counter()
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any) -> Any:
+        def call(*given: Any, **options: Any) -> Any:
             made[name] += name == "text" or isinstance(given[1][0], dict)  # a lane is given the ids
-            return function(*given)
+            return function(*given, **options)
 
         return call
 
     monkeypatch.setattr(OmniDraft, "encode", counted("ids", OmniDraft.encode))
-    monkeypatch.setattr(messages, "rendered", counted("text", messages.rendered))
-    colours = {"chat_template_kwargs": {f"colour_{place}": "red" for place in range(16)}}
-    assert len(ignored(plain.post(CHATS, CHAT | colours))) == 16
-    assert made == {"ids": 1, "text": 17}
+    applied: Any = PreTrainedTokenizerBase.apply_chat_template
+    monkeypatch.setattr(PreTrainedTokenizerBase, "apply_chat_template", counted("text", applied))
+    colours = {"chat_template_kwargs": {f"colour_{place}": "red" for place in range(20)}, "tools": [ADD]}
+    assert plain.chat(tools=[ADD]).status_code == 200  # whether the template takes tools is tried once
+    made.clear()
+    assert len(ignored(plain.post(CHATS, CHAT | colours))) == 20
+    assert made == {"ids": 1, "text": 1}
     assert plain.post(CHATS, CHAT | colours | {"messages": user("pens " * 3000)}).status_code == 400
-    assert made == {"ids": 2, "text": 17}  # the template is not tried with a prompt that is refused
+    assert made == {"ids": 2, "text": 2}
 
 
 # ---------------------------------------------------------------- tools beside the form of an answer

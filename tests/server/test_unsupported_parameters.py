@@ -69,6 +69,28 @@ def test_completions_have_logprobs_and_places(plain: At, alone: OmniDraft, strea
         assert top[token] == max(top.values()) == logprob  # of a greedy answer
 
 
+@pytest.mark.parametrize("most", [0, 1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_token_itself_is_always_among_the_likeliest(plain: At, most: int, stream: bool) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 20, "temperature": 1.5, "seed": 5, "logprobs": most, "stream": stream}
+    for echo in (False, True):
+        found = [
+            body["choices"][0]["logprobs"] for body in events(plain.post("/v1/completions", asked | {"echo": echo}))
+        ]
+        rows = [
+            row
+            for each in found
+            for row in zip(each["tokens"], each["token_logprobs"], each["top_logprobs"], strict=True)
+        ]
+        rows = [row for row in rows if row[1] is not None]  # the first of a prompt
+        assert len(rows) >= 20
+        assert all(token in top and top[token] >= logprob for token, logprob, top in rows)
+        assert {len(top) for _, _, top in rows} <= {max(most, 1), most + 1}
+        assert any(len(top) == most + 1 for _, _, top in rows)  # of a sampled one that is not likely
+    chat = plain.chat(temperature=1.5, seed=5, max_tokens=20, logprobs=True, top_logprobs=most).json()
+    assert {len(each["top_logprobs"]) for each in chat["choices"][0]["logprobs"]["content"]} == {most}
+
+
 def test_responses_have_logprobs(plain: At, alone: OmniDraft) -> None:
     near = partial(pytest.approx, abs=1e-4)  # passes over more or fewer tokens round otherwise
     asked = {"input": QUESTION, "max_output_tokens": 12, "temperature": 0, "top_logprobs": 2}

@@ -6,8 +6,9 @@ A round costs one forward pass of the target: the last token of the round before
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Drafting, Sampling
@@ -15,7 +16,7 @@ from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.counts.counts import Counts
 from omnidraft.decoding.batched_passes import Behind, Pace, Passes, run
 from omnidraft.decoding.drafter import AttachedDrafter, common
-from omnidraft.decoding.proposals import counted_draft, make_proposer
+from omnidraft.decoding.proposals import Proposer, counted_draft, propose
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, PromptError
@@ -126,7 +127,7 @@ class Engine:
         head = None if attached is None else attached.head
         self.policy: DraftLengthPolicy = policy or make_policy(self.drafting, head, batch)
         self.batch = batch
-        self._proposer = make_proposer(attached, self.eos, self.drafting) if attached else None
+        self._proposer = _make_proposer(attached, self.eos, self.drafting) if attached else None
         self._longest = attached.longest if attached else 1
         self.keeps = keeps
         self._ids: Sequence[int] = ()  # of the last request: the target's cache holds a beginning of them
@@ -383,3 +384,12 @@ class Engine:
 
     def _ngrams(self, tokens: Sequence[int]) -> int:
         return 0 if self.attached is None else self.attached.ngrams(tokens)
+
+
+def _make_proposer(attached: AttachedDrafter, eos: Collection[int], drafting: Drafting) -> Proposer | None:
+    """The proposer of `drafting.mode`; None where it can propose nothing, for want of shared tokens."""
+    if drafting.rejection:
+        from omnidraft.decoding import rejection  # for comparison alone
+
+        return rejection.make_proposer(attached, eos, drafting)
+    return partial(propose, eos=eos)

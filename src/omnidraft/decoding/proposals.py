@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft.config import Drafting
 from omnidraft.counts.counts import Counts
 from omnidraft.counts.token_index import LONGEST
 from omnidraft.decoding.batched_passes import Passes
@@ -23,15 +21,6 @@ from omnidraft.verification.trie_walk import STOP, Walk
 Proposer = Callable[[AttachedDrafter, int, float, Sampler, DraftLengthPolicy], Passes[Draft]]
 """Drafts at most a number of tokens at a temperature, as far as the policy goes, and reads target tokens in them; the
 `Draft` knows how to verify them."""
-
-
-def make_proposer(attached: AttachedDrafter, eos: Collection[int], drafting: Drafting) -> Proposer | None:
-    """The proposer of `drafting.mode`; None where it can propose nothing, for want of shared tokens."""
-    if drafting.rejection:
-        from omnidraft.decoding import rejection  # for comparison alone
-
-        return rejection.make_proposer(attached, eos, drafting)
-    return partial(propose, eos=eos)
 
 
 def counted_draft(

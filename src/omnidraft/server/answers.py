@@ -6,11 +6,13 @@ import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from omnidraft.server.reading.events import Begin, Event, Reader, Reasoning, Text
 from omnidraft.server.reading.events import End as CallEnd
 from omnidraft.server.reading.json_calls import loaded
+from omnidraft.server.reasoning_tokens import reasoning_tokens
 from omnidraft.server.scheduler import Done, Task, Told
 from omnidraft.verification.round import Round
 
@@ -96,6 +98,7 @@ class Answer:
         self.items: list[Item] = []
         self.logprobs: list[TokenInfo] = []  # the prompt's among them, where they are asked for
         self.prompt_tokens = 0  # of the log-probabilities
+        self._thought = 0  # characters of reasoning, told or not
         self.done: Done | None = None
         self._reader: Reader = task.reading.reader(task.served.marks)
         self._open: Item | None = None  # the last item, where more of it may come
@@ -139,6 +142,11 @@ class Answer:
         """Tokens of the target: of the prompt, of them cached, and of the answer."""
         done = self.finished
         return {"prompt": len(self.task.ids), "cached": done.cached, "completion": self.made}
+
+    @cached_property
+    def reasoned(self) -> int:
+        """Tokens of the answer's reasoning."""
+        return reasoning_tokens(self.task, self.finished.result.token_ids, self._thought)
 
     @property
     def made(self) -> int:
@@ -214,8 +222,10 @@ class Answer:
                 continue
             if isinstance(each, Text | Reasoning):
                 kind: Literal["text", "reasoning"] = "text" if isinstance(each, Text) else "reasoning"
-                if kind == "reasoning" and not self.task.reading.tells_reasoning:
-                    continue
+                if kind == "reasoning":
+                    self._thought += len(each.text)
+                    if not self.task.reading.tells_reasoning:
+                        continue
                 if self._open is None or self._open.kind != kind:
                     made += self._begun(kind)
             item = self.items[-1]

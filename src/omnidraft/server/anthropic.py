@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from omnidraft.errors import CONTEXT_LENGTH
 from omnidraft.server import protocol as p
 from omnidraft.server.answers import Answer, Delta, Item
 from omnidraft.server.anthropic_bodies import (
+    Block,
     CountRequest,
+    Document,
     Message,
     MessagesRequest,
     OutputConfig,
+    SearchResult,
     TextBlock,
     Thinking,
     Tool,
     ToolChoice,
-    ToolReference,
     ToolResult,
     ToolUse,
+    joined,
 )
 from omnidraft.server.bodies import Received, read
 from omnidraft.server.errors import ApiError, of_anthropic
-from omnidraft.server.protocol_base import Media
+from omnidraft.server.replays import Replay, answered
 from omnidraft.server.request_answers import Reply, RequestAnswers, event
 from omnidraft.server.scheduler import Task
 from omnidraft.server.served_model import ServedModel
@@ -53,7 +56,7 @@ PATHS = (  # of what a chat calls otherwise
 
 def messages_tasks(body: MessagesRequest | CountRequest, served: ServedModel, settings: Serving) -> list[Task]:
     """The task of a request; raises ApiError."""
-    return tasks_of(as_chat(body), p.ChatRequest, PATHS, served, settings)
+    return tasks_of(as_chat(body), p.ChatRequest, PATHS, served, settings, [*_untold(body)])
 
 
 def count(body: CountRequest, served: ServedModel, settings: Serving) -> int:
@@ -69,7 +72,7 @@ def count(body: CountRequest, served: ServedModel, settings: Serving) -> int:
 
 def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
     """The body of the chat that asks for the same."""
-    messages = [{"role": "system", "content": _joined(body.system)}] if body.system else []
+    messages = [{"role": "system", "content": joined(body.system)}] if body.system else []
     for each in body.messages:
         messages += _as_messages(each)
     if not messages:
@@ -110,36 +113,64 @@ def _as_messages(message: Message) -> list[dict[str, Any]]:
     """The messages of a chat that a turn stands for: the result of each tool is one of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    texts = [block.text for block in message.content if isinstance(block, TextBlock)]
     if message.role == "assistant":
-        said: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-        if thoughts := [block.thinking for block in message.content if isinstance(block, Thinking)]:
-            said["reasoning_content"] = "".join(thoughts)
-        calls = [block for block in message.content if isinstance(block, ToolUse)]
-        if calls:
-            said["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(call.input)},
-                }
-                for call in calls
-            ]
-        return [said]
+        return _as_answer(message.content)
     results = [
         {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
         for block in message.content
         if isinstance(block, ToolResult)
     ]
+    told = [block for block in message.content if isinstance(block, TextBlock | SearchResult | Document | Replay)]
+    texts = [block.text for block in told if block.text or not isinstance(block, Replay)]
     return [*results, {"role": message.role, "content": "\n".join(texts)}] if texts else results
 
 
+def _as_answer(content: Sequence[Block]) -> list[dict[str, Any]]:
+    """The messages that an answer stands for: of several, where a server ran tools of its own in between."""
+    results = answered(block for block in content if isinstance(block, Replay))
+    made: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    for block in content:
+        if isinstance(block, Replay) and block.replies:
+            if block.text:
+                made.append({"role": "tool", "tool_call_id": block.id, "content": block.text})
+            continue
+        if made[-1]["role"] == "tool":
+            made.append({"role": "assistant", "content": ""})
+        _say(made[-1], block, results)
+    return made
+
+
+def _say(said: dict[str, Any], block: Block, results: Collection[str]) -> None:
+    """Add a block to an answer; of a call that a server ran, only where its result is there."""
+    if isinstance(block, ToolUse):
+        _add_call(said, block.id, block.name, block.input)
+    elif isinstance(block, Thinking):
+        said["reasoning_content"] = said.get("reasoning_content", "") + block.thinking
+    elif isinstance(block, Replay) and block.calls:
+        if block.id in results:
+            _add_call(said, block.id, block.name, block.arguments)
+    elif not isinstance(block, ToolResult):
+        said["content"] += f"{block.text}\n" if isinstance(block, Replay) and block.text else block.text
+
+
+def _add_call(said: dict[str, Any], id_: str, name: str, arguments: str | Mapping[str, Any]) -> None:
+    given = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    call = {"id": id_, "type": "function", "function": {"name": name, "arguments": given}}
+    said.setdefault("tool_calls", []).append(call)
+
+
+def _untold(body: CountRequest) -> Iterator[str]:
+    """The paths of blocks that nothing is told of: those of other servers that have no text, or no result."""
+    for at, message in enumerate(body.messages):
+        blocks = () if isinstance(message.content, str) else message.content
+        results = answered(block for block in blocks if isinstance(block, Replay))
+        for place, block in enumerate(blocks):
+            if isinstance(block, Replay) and not (block.id in results if block.calls else block.text):
+                yield f"messages[{at}].content[{place}]"
+
+
 def _result(block: ToolResult) -> str:
-    return ("Error: " if block.is_error else "") + _joined(block.content)
-
-
-def _joined(content: str | Sequence[TextBlock | ToolReference | Media]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+    return ("Error: " if block.is_error else "") + joined(block.content)
 
 
 def _as_tool(tool: Tool | p.OtherTool) -> dict[str, Any]:
@@ -215,13 +246,14 @@ class Messages(Reply):
         found = {text.find(each): each for each in task.options["stop"] if each in text}
         return found[min(found)] if found else next(iter(task.options["stop"]), None)
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         used = self.answer.usage
         return {
             "input_tokens": used["prompt"] - used["cached"],
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": used["cached"],
             "output_tokens": used["completion"],
+            "output_tokens_details": {"thinking_tokens": self.answer.reasoned},
         }
 
 

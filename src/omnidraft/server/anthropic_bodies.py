@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
+from omnidraft.server.replays import Replay
 from omnidraft.server.schemas import whole
 
 
-class ToolUse(base.Inner):
+class ToolUse(base.Body):
     """A call that the model made before."""
 
     type: Literal["tool_use"]
@@ -20,18 +22,31 @@ class ToolUse(base.Inner):
     input: dict[str, Any]
 
 
-class Thinking(base.Inner):
+class Thinking(base.Body):
     """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
 
 
-class TextBlock(base.Inner):
+class HasText(Protocol):
+    """Whatever has a text to tell."""
+
+    @property
+    def text(self) -> str:
+        """The text."""
+
+
+class TextBlock(base.Body):
     """Text."""
 
     type: Literal["text"]
     text: str
+
+
+def joined(content: str | Sequence[HasText]) -> str:
+    """The text of some blocks, a line for each."""
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
 Text = Annotated[TextBlock, Tag("~text")]
@@ -41,7 +56,7 @@ Texts = Annotated[
 ]
 
 
-class ToolReference(base.Inner):
+class ToolReference(base.Body):
     """A tool that a search for tools found; it is among those of the request."""
 
     type: Literal["tool_reference"]
@@ -53,13 +68,78 @@ class ToolReference(base.Inner):
         return f"The tool {self.tool_name} can be called."
 
 
+class SearchResult(base.Body):
+    """What a search has found."""
+
+    type: Literal["search_result"]
+    title: str = ""
+    source: str = ""
+    content: Texts = ""
+
+    @property
+    def text(self) -> str:
+        """What the model is told of it."""
+        return "\n".join(each for each in (self.title, self.source, joined(self.content)) if each)
+
+
+class PlainSource(base.Body):
+    """The text of a document."""
+
+    type: Literal["text"]
+    data: str
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return self.data
+
+
+class BlockSource(base.Body):
+    """A document in blocks."""
+
+    type: Literal["content"]
+    content: Texts
+
+    @property
+    def text(self) -> str:
+        """The text of all blocks."""
+        return joined(self.content)
+
+
+class Document(base.Body):
+    """A document of text; the model is told its title and what its sender says of it, too."""
+
+    type: Literal["document"]
+    title: str | None = None
+    context: str | None = None
+    source: Annotated[
+        Annotated[PlainSource, Tag("~text")] | Annotated[BlockSource, Tag("~content")],
+        base.named("type", "text or content, as the model reads text alone"),
+    ]
+
+    @property
+    def text(self) -> str:
+        """What the model is told of it."""
+        return "\n".join(each for each in (self.title, self.context, self.source.text) if each)
+
+
+SHOWN = Annotated[SearchResult, Tag("~search_result")] | Annotated[Document, Tag("~document")]
+
+
+def _result(value: Any) -> str | None:
+    kind = base.value_of(value, "type", "")
+    if kind == "document":  # of text, or else a file
+        return "~document" if base.value_of(value.get("source"), "type", "") in ("text", "content") else "~media"
+    return f"~{base.MEDIA.get(kind, kind)}" if isinstance(kind, str) else None
+
+
 Found = Annotated[
-    Text | Annotated[ToolReference, Tag("~tool_reference")] | Annotated[base.Media, Tag("~media")],
-    base.named("type", "text or tool_reference", **base.MEDIA),
+    Text | Annotated[ToolReference, Tag("~tool_reference")] | SHOWN | Annotated[base.Media, Tag("~media")],
+    Discriminator(_result, base.NAMED["type"], "text, search_result, document or tool_reference"),
 ]
 
 
-class ToolResult(base.Inner):
+class ToolResult(base.Body):
     """The result of a tool call."""
 
     type: Literal["tool_result"]
@@ -71,17 +151,26 @@ class ToolResult(base.Inner):
     is_error: bool | None = None
 
 
+BLOCKS = ("text", "tool_use", "tool_result", "thinking", "search_result", "document")
+
+
+def _block(value: Any) -> str | None:
+    kind = base.value_of(value, "type", "")
+    return None if not isinstance(kind, str) else f"~{kind}" if kind in (*BLOCKS, *base.MEDIA, "") else "~replay"
+
+
 Block = Annotated[
     Text
     | Annotated[ToolUse, Tag("~tool_use")]
     | Annotated[ToolResult, Tag("~tool_result")]
     | Annotated[Thinking, Tag("~thinking")]
-    | Annotated[p.OtherTool, Tag("~redacted_thinking")],
-    base.named("type", "text, tool_use, tool_result or thinking"),
+    | SHOWN
+    | Annotated[Replay, Tag("~replay")],
+    Discriminator(_block, base.NAMED["type"], "text, tool_use, tool_result, thinking, search_result or document"),
 ]
 
 
-class Message(base.Inner):
+class Message(base.Body):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -91,7 +180,7 @@ class Message(base.Inner):
     ]
 
 
-class Tool(base.Inner):
+class Tool(base.Body):
     """A tool that the client runs."""
 
     type: Literal["custom"] = "custom"
@@ -102,7 +191,7 @@ class Tool(base.Inner):
 
 
 def _tool(value: Any) -> str:
-    kind = value.get("type", "custom") if isinstance(value, dict) else None
+    kind = base.value_of(value, "type", "custom")
     return "~other" if isinstance(kind, str) and kind != "custom" else "~object"
 
 
@@ -151,7 +240,7 @@ class MessagesRequest(CountRequest):
 
     output_format: OutputFormat | None = None  # as older clients call `output_config.format`
     max_tokens: base.Length | None = None
-    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)] | None = None
+    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=base.MAX_STOPS)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1e30)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -71,11 +71,22 @@ class Server:
         """The target of this name, or the first; raises ApiError."""
         if (error := self.scheduler.refusal) is not None:
             raise error
-        found = [one for one in self.scheduler.served if not name or name in (one.name, f"{one.name}:latest")]
+        found = [one for one in self.scheduler.served if not name or _is_called(one, name)]
         if not found:
             known = ", ".join(one.name for one in self.scheduler.served)
             raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
         return found[0]
+
+    def chosen(self, asked: Received[Any]) -> tuple[ServedModel, list[str]]:
+        """The target that a body asks for, and what of the body is ignored; raises ApiError.
+
+        The name is, too, where it is another one's and there is but one target.
+        """
+        first = self.model(None)
+        name, ignored = asked.body.model, list(asked.ignored)
+        if name and len(self.scheduler.served) == 1 and not _is_called(first, name):
+            return first, ["model", *ignored]
+        return self.model(name), ignored
 
     async def received(self, request: Request, kind: type[AnyT]) -> Received[AnyT]:
         """The body of a request; raises ApiError."""
@@ -83,8 +94,8 @@ class Server:
 
     async def begin(self, request: Request, asked: Received[Any], make: Make) -> RequestAnswers:
         """Queue a request; raises ApiError."""
-        served = self.model(getattr(asked.body, "model", None))
-        queued = _naming(await run_in_threadpool(make, asked.body, served, self.settings), asked.ignored)
+        served, ignored = self.chosen(asked)
+        queued = _naming(await run_in_threadpool(make, asked.body, served, self.settings), ignored)
         for each in queued:
             each.user = each.user._replace(key=request.scope.get(USED_KEY, KEYLESS))
             if self._prompts:
@@ -99,8 +110,7 @@ class Server:
             api = native if native and isinstance(raw, dict) and raw.get("n_predict") is not None else usual
             asked: Received[Any] = read(raw, api.body)
             if api.idle is not None and (said := api.idle(asked.body)) is not None:
-                self.model(asked.body.model)
-                return Json(said)
+                return _told(said, self.chosen(asked)[1])
             batch = await self.begin(request, asked, api.make)
             reply = api.reply(batch, asked)
             if api.streams if asked.body.stream is None else asked.body.stream:
@@ -118,9 +128,9 @@ class Server:
     async def count_tokens(self, request: Request) -> Json:
         """Count the tokens of a conversation in Anthropic's form."""
         asked = await self.received(request, anthropic_bodies.CountRequest)
-        served = self.model(asked.body.model)
+        served, ignored = self.chosen(asked)
         count = await run_in_threadpool(anthropic.count, asked.body, served, self.settings)
-        return Json({"input_tokens": count})
+        return _told({"input_tokens": count}, ignored)
 
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
@@ -176,10 +186,10 @@ class Server:
     async def apply_template(self, request: Request) -> Json:
         """The text that the chat template makes of a conversation."""
         asked = await self.received(request, p.ChatRequest)
-        served = self.model(asked.body.model)
+        served, ignored = self.chosen(asked)
         (task,) = await run_in_threadpool(tasks.chat_tasks, asked.body, served, self.settings)
         with served.lock:
-            return Json({"prompt": str(served.model.target.tokenizer.decode(list(task.ids)))})
+            return _told({"prompt": str(served.model.target.tokenizer.decode(list(task.ids)))}, ignored)
 
     async def one_model(self, model: str) -> Json:
         """A target."""
@@ -187,13 +197,15 @@ class Server:
 
     async def tokenize(self, request: Request) -> Json:
         """Token ids of a text or a conversation."""
-        body = (await self.received(request, p.TokenizeRequest)).body
-        return Json(await run_in_threadpool(tokenized, body, self.model(body.model), self.settings))
+        asked = await self.received(request, p.TokenizeRequest)
+        served, ignored = self.chosen(asked)
+        return _told(await run_in_threadpool(tokenized, asked.body, served, self.settings), ignored)
 
     async def detokenize(self, request: Request) -> Json:
         """The text of token ids."""
-        body = (await self.received(request, p.DetokenizeRequest)).body
-        return Json(await run_in_threadpool(detokenized, body, self.model(body.model)))
+        asked = await self.received(request, p.DetokenizeRequest)
+        served, ignored = self.chosen(asked)
+        return _told(await run_in_threadpool(detokenized, asked.body, served), ignored)
 
     async def tokenizer_info(self, model: Annotated[str | None, Query()] = None) -> Json:
         """Special tokens and chat template of a target, as vLLM has them."""
@@ -269,6 +281,15 @@ async def _read(request: Request, batch: RequestAnswers) -> bool:
     finally:
         reading.cancel()
         leaving.cancel()
+
+
+def _is_called(served: ServedModel, name: str) -> bool:
+    return name in (served.name, f"{served.name}:latest")
+
+
+def _told(body: Mapping[str, Any], ignored: Sequence[str]) -> Json:
+    """An answer without an answer of a model, with what was ignored of its request."""
+    return Json({**body, "omnidraft": {"ignored": ignored}} if ignored else body)
 
 
 def _naming(made: Sequence[Task], ignored: Sequence[str]) -> list[Task]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Generic, NoReturn, TypeVar
 
 from fastapi import Request
@@ -21,7 +19,7 @@ from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
 from omnidraft.server import response_bodies as r
 from omnidraft.server.errors import MAX_SHOWN, ApiError, as_json
-from omnidraft.server.unsupported_parameters import RULES, TEXT_ALONE, settled
+from omnidraft.server.unsupported_parameters import TEXT_ALONE, check
 
 BodyT = TypeVar("BodyT", bound=base.Body)
 KINDS: Mapping[type[base.Body], str] = {
@@ -44,8 +42,8 @@ MEDIA = re.compile(r"(?:input_|output_)?(?:image|audio|video|file|document|media
 NAMED = {kind: key for key, kind in base.NAMED.items()}
 OBJECT = ("dict_type", "model_type", "model_attributes_type")
 WORDS = {
-    "extra_forbidden": ("is not supported: leave it out", "unsupported_parameter"),
     "missing": ("is missing: give it", "missing_required_parameter"),
+    "string_unicode": ("holds a name that no encoding has: leave it out", "invalid_value"),
     "string_too_short": ("is empty: leave it out", "invalid_value"),
     "int_parsing_size": ("is too large an integer: use a smaller one", "invalid_value"),
 }
@@ -81,34 +79,32 @@ def read(raw: Any, kind: type[BodyT]) -> Received[BodyT]:
     """The body that a JSON value is.  Raises ApiError."""
     if not isinstance(raw, dict):
         raise ApiError(400, f"the body is {as_json(raw)}: send a JSON object", code="invalid_type")
-    kept, ignored = settled(raw, KINDS[kind])
+    check(raw, KINDS[kind])
     try:
-        return Received(kind.model_validate(kept), raw, ignored)
+        body = kind.model_validate(raw)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        # no chat template is handed what messages, items and tools have beside the fields of `protocol`
-        strays = [place for each in found if (place := _stray(each))]
-        if strays and len(strays) == len(found):
-            own: Any = copy.deepcopy(kept)
-            for *way, key in strays:
-                reduce(lambda part, step: part[step], way, own).pop(key)
-            return Received(kind.model_validate(own), raw, [*ignored, *map(_path, strays)])
-        wrong = [each for each in found if each["type"] != "missing"]  # a mistyped name says more than its absence
-        raise _refusal([*(each for each in wrong if not _stray(each)), *wrong, *found][0]) from error
+        wrong = [each for each in found if each["type"] != "missing"]  # says more than what is missing
+        raise _refusal([*wrong, *found][0]) from error
+    return Received(body, raw, [_path(place) for place in _unknown(body, [])])
 
 
-def _stray(error: Mapping[str, Any]) -> list[str | int]:
-    """The place of a key that nothing here reads, within a list of messages, items or tools; empty for other faults."""
-    place = _place(error)
-    within = len(place) > 2 and place[0] in ("messages", "input", "tools")
-    return place if within and error["type"] == "extra_forbidden" else []
+def _unknown(value: Any, place: list[str | int]) -> Iterator[list[str | int]]:
+    """The places of what a body has beside its fields, which is taken out of it."""
+    if isinstance(value, list):
+        for at, each in enumerate(value):
+            yield from _unknown(each, [*place, at])
+    elif isinstance(value, base.Body):
+        for name, field in type(value).model_fields.items():
+            yield from _unknown(getattr(value, name), [*place, field.alias or name])
+        more = value.model_extra or {}
+        yield from ([*place, name] for name in more)
+        more.clear()
 
 
 def _place(error: Mapping[str, Any]) -> list[str | int]:
-    """Where a fault is in a body: without the tags of unions, which begin with ~ as an unknown key may, too."""
-    place = error["loc"]
-    known = len(place) - (error["type"] == "extra_forbidden")
-    return [part for n, part in enumerate(place) if n >= known or isinstance(part, int) or not part.startswith("~")]
+    """Where a fault is in a body: without the tags of unions, which begin with ~."""
+    return [part for part in error["loc"] if isinstance(part, int) or not part.startswith("~")]
 
 
 def _path(place: Sequence[str | int]) -> str:
@@ -175,7 +171,7 @@ def _refusal(error: Mapping[str, Any]) -> ApiError:
     elif kind in NAMED:
         kind = "model_type"
     what, code = _fault(kind, value, error["msg"], error.get("ctx", {}))
-    return ApiError(400, f"{path} {what}", param=path, code=code)
+    return ApiError(400, f"{path or 'the body'} {what}", param=path or None, code=code)
 
 
 def _fault(kind: str, value: Any, message: str, context: Mapping[str, Any]) -> tuple[str, str]:
@@ -212,10 +208,6 @@ def described(schema: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, An
         )
         schemas = found.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(made["$defs"])
-        for kind, name in KINDS.items():
-            for parameter, rule in RULES[name][""].items():
-                allowed = {} if rule.fix is None else {"enum": [*rule.same, None]}
-                schemas[kind.__name__]["properties"].setdefault(parameter, allowed)
         return found
 
     return whole

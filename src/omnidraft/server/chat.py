@@ -33,6 +33,10 @@ class Choices(Reply):
     def choice(self, at: int, answer: Answer) -> dict[str, Any]:
         """A complete answer, with its number."""
 
+    def opening(self, at: int) -> Sequence[dict[str, Any]]:  # noqa: ARG002
+        """The chunks before the first one of the answer with this number, once."""
+        return ()
+
     @abstractmethod
     def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:
         """The chunks of a delta of the answer with this number."""
@@ -48,12 +52,17 @@ class Choices(Reply):
     def add(self, answer: Answer, delta: Delta) -> Iterator[bytes]:
         for at, told in enumerate(self._told):
             if told is answer:
-                for number, each in enumerate(self.chunks(at, delta)):
+                chunks = self.chunks(at, delta)
+                for each in self.opening(at) if chunks else ():
+                    yield self._event(at, each)
+                for number, each in enumerate(chunks):
                     yield self._event(at, each, delta.trace if number == 0 else None)
 
     def end(self) -> Iterator[bytes]:
         for at in range(len(self._told)):
             beside = self._beside() if at == len(self._told) - 1 else {}
+            for each in self.opening(at):
+                yield self._event(at, each)
             yield self._event(at, self.last(at), **beside)
         if self._usage:
             yield event(self._head | {"object": self.chunk, "choices": [], "usage": self.usage()})
@@ -71,7 +80,11 @@ class Choices(Reply):
             "prompt_tokens": read,
             "completion_tokens": made,
             "total_tokens": read + made,
-            "prompt_tokens_details": {"cached_tokens": sum(each["cached"] for each in prompts)},
+            "prompt_tokens_details": {
+                "cached_tokens": sum(each["cached"] for each in prompts),
+                "cache_write_tokens": 0,
+            },
+            "completion_tokens_details": {"reasoning_tokens": sum(answer.reasoned for answer in told)},
         }
 
     def _beside(self) -> dict[str, Any]:
@@ -97,6 +110,10 @@ class Chat(Choices):
 
     prefix, body, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, batch: RequestAnswers, asked: Received[Any]) -> None:
+        super().__init__(batch, asked)
+        self._begun: set[int] = set()  # choices whose role was told
+
     def choice(self, at: int, answer: Answer) -> dict[str, Any]:  # noqa: ARG002
         message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
         if answer.reasoning:
@@ -107,9 +124,12 @@ class Chat(Choices):
         logprobs = self._logprobs(answer.logprobs) if answer.task.tells_logprobs else None
         return {"message": message, "logprobs": logprobs, "finish_reason": answer.finish}
 
-    def begin(self) -> Iterator[bytes]:
-        for at in range(len(self._told)):
-            yield self._event(at, {"delta": {"role": "assistant", "content": ""}})
+    def opening(self, at: int) -> Sequence[dict[str, Any]]:
+        # not before the prompt is read: clients take the time of a first chunk for that of the first token
+        if at in self._begun:
+            return ()
+        self._begun.add(at)
+        return ({"delta": {"role": "assistant", "content": ""}},)
 
     def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:  # noqa: ARG002
         made = [{"delta": told} for change in delta.changes if (told := _told(change))]
@@ -163,11 +183,7 @@ class Completion(Choices):
         return {
             "tokens": [info.text for info in infos],
             "token_logprobs": [info.logprob for info in infos],
-            "top_logprobs": [
-                # of tokens with the same text, the likeliest
-                None if info.logprob is None else {each.text: each.logprob for each in reversed(info.top)}
-                for info in infos
-            ],
+            "top_logprobs": [None if info.logprob is None else _likeliest(info) for info in infos],
             "text_offset": [places.of(info) for info in infos],
         }
 
@@ -193,6 +209,14 @@ class Places:
             text = "" if info.data is None else text.removeprefix("" if found or not self._echo else " ")
         self._at += len(text)
         return found
+
+
+def _likeliest(info: TokenInfo) -> dict[str, float | None]:
+    """The most probable tokens in a token's place, and the token itself; of those with the same text, the likeliest."""
+    found: dict[str, float | None] = {}
+    for each in (*info.top, info):
+        found.setdefault(each.text, each.logprob)
+    return found
 
 
 def _told(change: Change) -> dict[str, Any]:

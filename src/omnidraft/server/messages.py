@@ -1,10 +1,10 @@
-"""The messages of a request as a chat template takes them, and what the template makes nothing of."""
+"""The messages of a request as a chat template takes them, and what the template does not read."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from omnidraft.server import protocol as p
 from omnidraft.server import response_bodies as r
 from omnidraft.server.errors import ApiError, of_input
 from omnidraft.server.protocol_base import Media
+from omnidraft.server.replays import Replay, answered
 from omnidraft.server.sampling_options import agreed
 from omnidraft.server.served_model import ServedModel
 
@@ -27,7 +28,7 @@ class Prompt:
     where: str  # the parameter that holds the messages
     messages: list[dict[str, Any]]
     variables: dict[str, Any] = field(default_factory=dict)
-    paths: dict[str, list[str]] = field(default_factory=dict)  # of a variable; its name where there is none
+    paths: dict[str, list[str]] = field(default_factory=dict)  # of a variable that the body has
     optional: dict[str, list[str]] = field(default_factory=dict)  # of a message's optional key
     dropped: list[str] = field(default_factory=list)  # paths of what is not given to the template at all
     controls: dict[str, Any] = field(default_factory=dict)  # how the template ends
@@ -36,28 +37,14 @@ class Prompt:
         """Token ids; raises ApiError."""
         return encoded(served, self.messages, self.variables | self.controls, self.where)
 
-    def without_effect(self, served: ServedModel) -> list[str]:
-        """The paths of what the template has no place for: it writes the same text without it.
+    def unread(self, words: Collection[str]) -> list[str]:
+        """The paths of what a template that is made of these words does not read."""
+        read = {path for name in self.variables if name in words for path in self._paths(name)}
+        ignored = [path for name in self.variables for path in self._paths(name) if path not in read]
+        return [*ignored, *(path for name, paths in self.optional.items() if name not in words for path in paths)]
 
-        For a prompt that `encode` took, and that is not too long: the template is applied once for each.
-        """
-        if not self.variables and not self.optional:
-            return []
-        text, ignored = rendered(served, self.messages, self.variables | self.controls), list[str]()
-        used: set[str] = set()  # paths of a variable that has an effect
-        for name in self.variables:
-            variables = {key: value for key, value in self.variables.items() if key != name} | self.controls
-            paths = self.paths.get(name, [name])
-            if rendered(served, self.messages, variables) == text:
-                ignored += paths
-            else:
-                used.update(paths)
-        ignored = [path for path in ignored if path not in used]
-        for name, paths in self.optional.items():
-            messages = [{key: value for key, value in each.items() if key != name} for each in self.messages]
-            if rendered(served, messages, self.variables | self.controls) == text:
-                ignored += paths
-        return ignored
+    def _paths(self, name: str) -> list[str]:
+        return self.paths.get(name, [])
 
 
 def encoded(served: ServedModel, prompt: Any, template: Mapping[str, Any] | None, where: str) -> list[int]:
@@ -67,18 +54,6 @@ def encoded(served: ServedModel, prompt: Any, template: Mapping[str, Any] | None
             return served.model.encode(prompt, template or None)
     except PromptError as error:
         raise of_input(error, where) from error
-
-
-def rendered(served: ServedModel, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
-    """The template's text, without tokenizing it; None where it refuses."""
-    tokenizer: Any = served.model.target.tokenizer
-    given = [dict(each) for each in messages]
-    try:
-        with served.lock:  # for each alone, so that others come in between
-            end = {"add_generation_prompt": not variables.get("continue_final_message", False)}
-            return str(tokenizer.apply_chat_template(given, tokenize=False, **{**end, **variables}))
-    except Exception:  # noqa: BLE001  a template is a program: it raises anything
-        return None
 
 
 def of_chat(body: p.ChatRequest) -> Prompt:
@@ -114,12 +89,12 @@ def of_response(body: r.ResponseRequest) -> Prompt:
     """The prompt of a response; calls that follow each other are of one message.  Raises as `of_chat` does."""
     made: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     prompt = Prompt("input", made)
-    if isinstance(body.input, str):
-        made.append({"role": "user", "content": body.input})
     thoughts: dict[str, str] = {}  # that wait for the answer which they are of, by path
-    for place, item in enumerate(() if isinstance(body.input, str) else body.input):
-        path, before = f"input[{place}]", len(made)
-        if isinstance(item, r.MessageItem):
+    for path, item in _items(body.input):
+        before = len(made)
+        if item is None:
+            prompt.dropped.append(path)
+        elif isinstance(item, r.MessageItem):
             made.append({"role": _role(item.role), "content": _text(item.content)})
             _optional(made[-1], "name", item.name, f"{path}.name", prompt)
         elif isinstance(item, r.CallItem):
@@ -145,6 +120,28 @@ def of_response(body: r.ResponseRequest) -> Prompt:
     return prompt
 
 
+def _items(given: str | Sequence[r.Item]) -> Iterator[tuple[str, r.Known | None]]:
+    """Items with their paths; calls that were run elsewhere as those of functions, and None for what has no text."""
+    if isinstance(given, str):
+        yield "input", r.MessageItem(role="user", content=given)
+        return
+    results = answered(each for each in given if isinstance(each, Replay))
+    for place, item in enumerate(given):
+        path = f"input[{place}]"
+        if not isinstance(item, Replay):
+            yield path, item
+            continue
+        if item.calls and item.id in results:
+            call: dict[str, Any] = {"call_id": item.id, "name": item.name, "arguments": item.arguments}
+            yield path, r.CallItem(type="function_call", **call)
+        if item.id in results and (item.replies or (item.calls and item.text)):
+            yield path, r.OutputItem(type="function_call_output", call_id=item.id, output=item.text)
+        elif item.text:
+            yield path, r.MessageItem(role="user", content=item.text)
+        elif not item.calls or item.id not in results:
+            yield path, None
+
+
 def _reason(made: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -> None:
     """Give an answer the reasoning that comes before it; of another message it has no place."""
     if made["role"] != "assistant":
@@ -157,9 +154,8 @@ def _reason(made: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -
 def _complete(made: dict[str, Any], message: p.AssistantMessage, path: str, prompt: Prompt) -> None:
     """Add the parts of an earlier answer beside its text."""
     if message.tool_calls:
-        calls = [(call.id, call.function) for call in message.tool_calls]
-        made_calls = [_call(id_, function.name, function.arguments) for id_, function in calls]
-        _optional(made, "tool_calls", made_calls, f"{path}.tool_calls", prompt)
+        calls = [_call(call.id, *call.called) for call in message.tool_calls]
+        _optional(made, "tool_calls", calls, f"{path}.tool_calls", prompt)
     if message.refusal and made["content"]:
         prompt.dropped.append(f"{path}.refusal")
     elif message.refusal:
@@ -184,7 +180,7 @@ def _text(content: str | Iterable[p.TextPart | p.RefusalPart | Media] | None) ->
     return (
         content
         if isinstance(content, str)
-        else "".join(part.refusal if isinstance(part, p.RefusalPart) else part.text for part in content or ())
+        else "\n".join(part.refusal if isinstance(part, p.RefusalPart) else part.text for part in content or ())
     )
 
 

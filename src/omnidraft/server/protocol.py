@@ -15,7 +15,6 @@ from omnidraft.server.protocol_base import (
     OF_KIND,
     Body,
     Formed,
-    Inner,
     Length,
     Media,
     Reasoning,
@@ -26,20 +25,21 @@ from omnidraft.server.protocol_base import (
     Variables,
     named,
     of_kind,
+    value_of,
 )
 from omnidraft.server.schemas import encodable
 
 # ---------------------------------------------------------------- chat
 
 
-class TextPart(Inner):
+class TextPart(Body):
     """Text of a message, the only kind of content there is."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class RefusalPart(Inner):
+class RefusalPart(Body):
     """Text of an answer that refused."""
 
     type: Literal["refusal"]
@@ -65,22 +65,53 @@ Arguments = Annotated[
 ]
 
 
-class CalledFunction(Inner):
+class CalledFunction(Body):
     """A function and its arguments in JSON."""
 
     name: str
     arguments: Arguments = "{}"
 
 
-class ToolCall(Inner):
+class ToolCall(Body):
     """A call that the model made before."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
+    @property
+    def called(self) -> tuple[str, str | dict[str, Any]]:
+        """The name of what is called, and its arguments."""
+        return self.function.name, self.function.arguments
 
-class Said(Inner):
+
+class CalledCustom(Body):
+    """A tool that is no function, and the text that it is given."""
+
+    name: str
+    input: str = ""
+
+
+class CustomCall(Body):
+    """A call of a tool that is no function, which was made elsewhere."""
+
+    id: str | None = None
+    type: Literal["custom"]
+    custom: CalledCustom
+
+    @property
+    def called(self) -> tuple[str, str | dict[str, Any]]:
+        """The name of what is called, and its arguments."""
+        return self.custom.name, {"input": self.custom.input}
+
+
+AnyCall = Annotated[
+    Annotated[ToolCall, Tag("~function")] | Annotated[CustomCall, Tag("~custom")],
+    named("type", "function or custom", "function"),
+]
+
+
+class Said(Body):
     """A message of rules or of a user; `name` goes to the chat template, if it has a place for it."""
 
     role: Literal["system", "developer", "user"]
@@ -88,7 +119,7 @@ class Said(Inner):
     name: str | None = None
 
 
-class AssistantMessage(Inner):
+class AssistantMessage(Body):
     """An earlier answer of the model; its reasoning goes to the chat template, if it has a place for it."""
 
     role: Literal["assistant"]
@@ -97,10 +128,10 @@ class AssistantMessage(Inner):
     reasoning_content: str | None = None
     reasoning: str | None = None  # another name for it
     refusal: str | None = None  # in place of content
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[AnyCall] | None = None
 
 
-class ToolResult(Inner):
+class ToolResult(Body):
     """The result of a function call."""
 
     role: Literal["tool"]
@@ -120,7 +151,7 @@ Message = Annotated[
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]  # as long as Anthropic's and MCP's may be
 
 
-class FunctionSchema(Inner):
+class FunctionSchema(Body):
     """A function that the model may call."""
 
     name: FunctionName
@@ -129,7 +160,7 @@ class FunctionSchema(Inner):
     strict: bool | None = None
 
 
-class Tool(Inner):
+class Tool(Body):
     """A tool, which is a function."""
 
     type: Literal["function"] = "function"
@@ -144,7 +175,7 @@ class OtherTool(BaseModel, extra="allow"):
 
 def kind_of_tool(value: Any) -> str:
     """The tag of a tool: that of functions, or of others, which are ignored."""
-    kind = value.get("type", "function") if isinstance(value, dict) else None
+    kind = value_of(value, "type", "function")
     return "~other" if isinstance(kind, str) and kind != "function" else f"~{KINDS.get(type(value))}"
 
 

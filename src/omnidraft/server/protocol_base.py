@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from omnidraft.server.schemas import plain, whole
 
 OF_KIND, NAMED = "of_kind", {"role": "named_by_role", "type": "named_by_type"}  # errors; their message: what may be
 KINDS: dict[type, str] = {str: "string", list: "list", dict: "object", bool: "boolean", int: "number", float: "number"}
-NO_MORE: Any = {"additionalProperties": {"type": "null"}}
+MAX_STOPS = 1024
 MIN_BIAS = -1e4  # in place of the infinity that bars a token
 Schema = Annotated[dict[str, Any], AfterValidator(plain)]
 
@@ -24,24 +33,33 @@ def named(key: str, allowed: str, default: str = "", **same: str) -> Discriminat
     """The choice among several kinds of objects by the value of `key`; `same` are other words for a kind."""
 
     def tag(value: Any) -> str | None:
-        found = value.get(key, default) if isinstance(value, dict) else None
+        found = value_of(value, key, default)
         return f"~{same.get(found, found)}" if isinstance(found, str) else None
 
     return Discriminator(tag, NAMED[key], allowed)
 
 
+def value_of(value: Any, key: str, default: str) -> Any:
+    """What an object has under a key, null being as nothing; None for what is no object."""
+    if not isinstance(value, dict):
+        return None
+    found = value.get(key)
+    return default if found is None else found
+
+
 class Body(BaseModel):
-    """Base of all bodies and their parts: nothing is converted, and nothing unknown is taken that is not null."""
+    """Base of all bodies and their parts: nothing is converted, and null is as not given.
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), json_schema_extra=NO_MORE
-    )
+    What there is no field for is kept beside the fields, for `bodies.read` to name and to take away.
+    """
 
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-class Inner(Body):
-    """Base of messages, items, tools and their parts, whose unknown keys `bodies.read` ignores."""
-
-    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, given: Any) -> Any:
+        """The fields that are not null."""
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 class Media(BaseModel, extra="allow"):
@@ -60,12 +78,12 @@ MEDIA = dict.fromkeys(
 )
 Stop = Annotated[
     Annotated[str, Tag("~string")]
-    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16), Tag("~list")],
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), Tag("~list")],
     of_kind("a string or a list of strings"),
 ]
 Token = Annotated[int, Field(ge=0, le=2**31)]
 Length = Annotated[int, BeforeValidator(whole), Field(ge=-2, le=2**63)]  # -1 and -2: to the end of the context
-Variables = Annotated[dict[str, Any], Field(max_length=16)]  # each is tried without
+Variables = dict[str, Any]
 TopLogprobs = Annotated[int, BeforeValidator(whole), Field(ge=0, le=20)]
 
 
@@ -171,25 +189,35 @@ class TextFormat(Body):
 
 
 class ObjectFormat(Body):
-    """Any JSON object, or, as llama.cpp has it, one of a schema."""
+    """Any JSON object, or one of a schema: llama.cpp calls that `schema`, and Hugging Face's servers `value`."""
 
-    type: Literal["json_object"]
+    type: Literal["json_object", "json"]
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    value: JsonOrText | None = None
+
+
+class RegexFormat(Body):
+    """Text of a regular expression, as Hugging Face's servers have it."""
+
+    type: Literal["regex"]
+    value: str
 
 
 class ChatSchemaFormat(Body):
-    """JSON of a schema: within `json_schema` or, as llama.cpp has it, beside the type."""
+    """JSON of a schema: within `json_schema` or `value`, or, as llama.cpp has it, beside the type."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema | None = None
+    value: JsonSchema | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
 
 
 AnswerFormat = Annotated[
     Annotated[TextFormat, Tag("~text")]
     | Annotated[ObjectFormat, Tag("~json_object")]
+    | Annotated[RegexFormat, Tag("~regex")]
     | Annotated[ChatSchemaFormat, Tag("~json_schema")],
-    named("type", "text, json_object or json_schema"),
+    named("type", "text, json_object, json_schema or regex", json="json_object"),
 ]
 
 

@@ -18,9 +18,9 @@ from omnidraft.server.protocol import (
     kind_of_tool,
 )
 from omnidraft.server.protocol_base import (
+    NAMED,
     OF_KIND,
     Body,
-    Inner,
     JsonSchema,
     Length,
     ObjectFormat,
@@ -31,10 +31,12 @@ from omnidraft.server.protocol_base import (
     Variables,
     named,
     of_kind,
+    value_of,
 )
+from omnidraft.server.replays import Replay
 
 
-class MessageItem(Inner):
+class MessageItem(Body):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -43,7 +45,7 @@ class MessageItem(Inner):
     name: str | None = None
 
 
-class CallItem(Inner):
+class CallItem(Body):
     """A function call of an earlier response."""
 
     type: Literal["function_call"]
@@ -53,7 +55,7 @@ class CallItem(Inner):
     arguments: Arguments
 
 
-class OutputItem(Inner):
+class OutputItem(Body):
     """The result of a function call."""
 
     type: Literal["function_call_output"]
@@ -81,12 +83,23 @@ class ReasoningItem(BaseModel, extra="allow"):
 
 
 WHOLE = "nothing is kept here: send each item whole, as clients do with store false"
+ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+
+
+def _item(value: Any) -> str | None:
+    kind = value_of(value, "type", "message")
+    return None if not isinstance(kind, str) else f"~{kind}" if kind in ITEMS else "~replay"
+
+
+Known = MessageItem | CallItem | OutputItem | ReasoningItem
+
 Item = Annotated[
     Annotated[MessageItem, Tag("~message")]
     | Annotated[CallItem, Tag("~function_call")]
     | Annotated[OutputItem, Tag("~function_call_output")]
-    | Annotated[ReasoningItem, Tag("~reasoning")],
-    named("type", f"message, function_call, function_call_output or reasoning; {WHOLE}", "message"),
+    | Annotated[ReasoningItem, Tag("~reasoning")]
+    | Annotated[Replay, Tag("~replay")],
+    Discriminator(_item, NAMED["type"], f"message, function_call, function_call_output or reasoning; {WHOLE}"),
 ]
 
 
@@ -96,7 +109,7 @@ class ResponseTool(FunctionSchema):
     type: Literal["function"]
 
 
-class Namespace(Inner):
+class Namespace(Body):
     """Functions of one origin, as Codex gives those of an MCP server."""
 
     type: Literal["namespace"]

@@ -42,7 +42,7 @@ class ResponseFormat:
     @property
     def parameter(self) -> str:
         """The parameter that asks for it."""
-        return self.path.partition(".json_schema.")[0].removesuffix(".schema")
+        return self.path.partition(".json_schema.")[0].removesuffix(".schema").removesuffix(".value")
 
 
 def form_of(body: base.Formed) -> ResponseFormat | None:
@@ -66,9 +66,14 @@ def form_of(body: base.Formed) -> ResponseFormat | None:
 def form_of_format(given: Any, path: str) -> ResponseFormat | None:
     """The form that a `response_format` or a response's `text.format` asks for; None for free text."""
     if isinstance(given, base.ChatSchemaFormat) and given.schema_ is None:
-        given, path = given.json_schema, f"{path}.json_schema"
+        name = "json_schema" if given.value is None else "value"
+        given, path = getattr(given, name), f"{path}.{name}"
         if given is None:
             raise ApiError(400, f"{path} is missing: give it", param=path, code="missing_required_parameter")
+    if isinstance(given, base.RegexFormat):
+        return ResponseFormat("regex", given.value, f"{path}.value")
+    if isinstance(given, base.ObjectFormat) and given.value is not None:
+        return _form("json", given.value, f"{path}.value")
     if isinstance(given, base.ObjectFormat | base.ChatSchemaFormat):
         return ResponseFormat("json", given.schema_ or ANY_OBJECT, f"{path}.schema")
     if isinstance(given, base.JsonSchema):

@@ -146,9 +146,9 @@ class Response(Reply):
             used = self.answer.usage
             made["usage"] = {
                 "input_tokens": used["prompt"],
-                "input_tokens_details": {"cached_tokens": used["cached"]},
+                "input_tokens_details": {"cached_tokens": used["cached"], "cache_write_tokens": 0},
                 "output_tokens": used["completion"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self.answer.reasoned},
                 "total_tokens": used["prompt"] + used["completion"],
             }
             made |= self.answer.beside

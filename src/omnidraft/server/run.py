@@ -13,7 +13,6 @@ import uvicorn
 
 from omnidraft.errors import ConfigError
 from omnidraft.server.app import Server, make_app
-from omnidraft.server.connections import protocol
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.scheduler import Scheduler
 from omnidraft.server.served_model import ServedModel, load_all
@@ -96,9 +95,8 @@ class Running:
         server = Server(settings, self._scheduler, metrics, say, prompts=log_prompts)
         most = len(targets) * settings.lanes + settings.max_queue + SPARE
         app = make_app(server, lambda: self._scheduler.start(load, self.end), most)
-        config = uvicorn.Config(
-            app, http=protocol(settings.body_timeout_s), log_level="warning", access_log=False, server_header=False
-        )
+        # with httptools, a request that offers HTTP/2, as Java's clients do, loses its body
+        config = uvicorn.Config(app, http="h11", log_level="warning", access_log=False, server_header=False)
         self._uvicorn = _Uvicorn(config, settings.drain_timeout_s, self._scheduler)
         self._socket = _listen(settings)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from omnidraft.api import Lane
     from omnidraft.decoding.stats import Stats
 
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 SERIES = 300  # answers whose figures are kept
 Log = Callable[[str], None]
 
@@ -124,6 +126,28 @@ class ServedModel:
         tokenizer: Any = self.model.target.tokenizer
         template = str(getattr(tokenizer, "chat_template", None) or "")
         return marks_of(template, self.model.vocab.special, tokenizer.get_added_vocab())
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """The words of the chat template, among which is the name of whatever it reads."""
+        return frozenset(re.findall(r"\w+", str(getattr(self.model.target.tokenizer, "chat_template", None) or "")))
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """True where the chat template writes the tools that it is given."""
+        name = "find_place"
+        function = {"name": name, "description": "Find a place.", "parameters": NO_PARAMETERS}
+        try:
+            with self.lock:
+                text = self.model.target.tokenizer.apply_chat_template(
+                    [{"role": "user", "content": "x"}],
+                    tools=[{"type": "function", "function": function}],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+        except Exception:  # noqa: BLE001  a template is a program: it raises anything
+            return False
+        return name in str(text)
 
     @cached_property
     def tokens(self) -> LLTokenizer:

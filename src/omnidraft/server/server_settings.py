@@ -14,6 +14,7 @@ from omnidraft.config import Settings, integer, number, shown
 from omnidraft.errors import ConfigError
 
 LOCAL = "localhost"
+ANY = ("0.0.0.0", "::")  # noqa: S104  a client that connects to these reaches its own machine
 MEGABYTE = 2**20
 
 

@@ -164,15 +164,13 @@ def _conversation(
     functions = tools.chosen()
     prompt, ids = _encoded(served, prompt, functions)
     _check(served, settings, ids, prompt.where)  # before anything else is done with a prompt that is too long
-    ignored = prompt.without_effect(served)
     wraps = served.marks.wraps
-    if functions and "tools" in ignored:
+    if functions and not served.takes_tools:
         if tools.forced:
             why = "asks for a call, and the target's chat template has no place for tools"
             raise ApiError(400, f"tool_choice {why}: leave it out, or use another target", param="tool_choice")
         if (told := _told_in_words(served, settings, prompt, functions)) is not None:
             (prompt, ids), wraps = told, True
-            ignored = prompt.without_effect(served)
         else:
             functions = {}
     parameters = {each["name"]: each.get("parameters") or {} for each in functions.values()}
@@ -189,7 +187,7 @@ def _conversation(
         found[1].extend([form.parameter] if form is not None and tools.forced else [])
     unused = tools.without_effect(functions, followed=followed)
     asked |= found[0]
-    without = dict.fromkeys([*prompt.dropped, *ignored, *found[1], *unused, *unstreamed(body)])
+    without = dict.fromkeys([*prompt.dropped, *prompt.unread(served.words), *found[1], *unused, *unstreamed(body)])
     task = _task(served, ids, asked, body, ignored=[*without], marks=reading.marks(served.marks))
     return replace(task, reading=replace(reading, one=tools.parallel is False or tools.forced))
 
