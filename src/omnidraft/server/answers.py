@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from typing import Any, Literal
 from omnidraft.server.reading.events import Begin, Event, Reader, Reasoning, Text
 from omnidraft.server.reading.events import End as CallEnd
 from omnidraft.server.reading.json_calls import loaded
-from omnidraft.server.reasoning_tokens import reasoning_tokens
 from omnidraft.server.scheduler import Done, Task, Told
 from omnidraft.verification.round import Round
 
@@ -297,6 +297,36 @@ def timings(answers: Sequence[Answer]) -> dict[str, float]:
     stats = [done.result.stats for done in results]
     found["draft_n"], found["draft_n_accepted"] = sum(s.proposed for s in stats), sum(s.accepted for s in stats)
     return found
+
+
+def reasoning_tokens(task: Task, ids: Sequence[int], length: int) -> int:
+    """How many of these tokens have text of the reasoning, which has `length` characters.
+
+    They are read one by one: the rounds that they came in have no say in it.
+    """
+    if not length:
+        return 0
+    text = task.served.model.text_after(task.ids, task.options["extras"].marks)
+    reader = task.reading.reader(task.served.marks)
+    counted: set[int] = set()
+    begins: list[int] = []  # places of the tokens in the text; one without text is of the character behind it
+    read, told = "", 0
+    for token in ids:
+        begins.append(len(read))
+        new = text.feed([token])
+        read += new
+        reasoning = "".join(each.text for each in reader.feed(new) if isinstance(each, Reasoning))
+        if not reasoning:
+            continue
+        start = read.rfind(reasoning)  # what is held back may follow it
+        first = bisect_left(begins, start)
+        if first == len(begins) or begins[first] > start:  # it begins within a token
+            first -= 1
+        counted.update(range(first, bisect_left(begins, start + len(reasoning))))
+        told += len(reasoning)
+        if told >= length:
+            break
+    return len(counted)
 
 
 class Sources:
