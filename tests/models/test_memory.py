@@ -65,11 +65,11 @@ def test_the_limit_of_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 PLACES = {  # that allocate by the size of a model, of a text, or of tables, and what the line says takes memory
     "omnidraft.models.loading._read_model": "the weights of model",
     "omnidraft.models.loading.load_tokenizer": "the models and their tables",
-    "omnidraft.models.transformers_cache._enlarged": "keys and values of",
+    "omnidraft.models.transformers_cache._enlarged": "passes over",
     "omnidraft.counts.token_index.array": "the models and their tables",
     "omnidraft.attach.load_table": "the models and their tables",
     "omnidraft.models.native.model.Parts": "the weights of",
-    "omnidraft.models.native.kv_cache.KVBlocks.reserve": "keys and values of",
+    "omnidraft.models.native.kv_cache.KVBlocks.reserve": "passes over",
     "omnidraft.cli.generate.answering.load": "the libraries and models",
 }
 
@@ -91,14 +91,14 @@ def test_a_command_without_memory_says_how_much(
     assert "kv_cache" in place or out.strip() == ""
     (line,) = [line for line in err.splitlines() if "error: " in line]
     assert line.startswith(f"omnidraft: error: {PLACES[place]}")
-    assert "iB of memory, and there are " in line
+    assert " of memory, and there are " in line
     assert "Traceback" not in err
 
 
 def test_weights_that_do_not_fit_are_not_read(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 5)
     monkeypatch.setattr("omnidraft.models.loading._read_model", pytest.fail)
-    with refused(ModelError, "target", "in float32 take ", " MiB of memory, and there are 0.0 MiB"):
+    with refused(ModelError, "target", "in float32 take ", " bytes of memory, and there are 5 bytes"):
         load(target, None, dtype="float32")
 
 
@@ -108,7 +108,7 @@ def test_a_long_prompt_without_memory_leaves_the_model_as_it_was(target: Path, m
     lane = model.lanes(1)[0]
     with monkeypatch.context() as patch:
         patch.setattr("omnidraft.models.transformers_cache._enlarged", lambda *_: bytearray(2**62))
-        with refused(ModelError, "keys and values of", "shorten the text"):
+        with refused(ModelError, "passes over", "take more than", "shorten the text"):
             lane.stream("hello world " * 40, max_new_tokens=4).step()
     assert [*lane.stream("hello world", max_new_tokens=4)]
     assert model.generate("hello world", max_new_tokens=4).token_ids == expected

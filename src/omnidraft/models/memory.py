@@ -33,29 +33,32 @@ def is_shortage(error: BaseException) -> bool:
     return error.__cause__ is not None and is_shortage(error.__cause__)
 
 
-def shortage(what: str, count: float | None, fix: str = FIX) -> str:
-    """The message that `what` takes so many bytes; None: as many as this process has, and more."""
+def shortage(what: str, count: float | None, fix: str = FIX, *, least: bool = False) -> str:
+    """The message that `what` take so many bytes, or `least` as many; None: more than this process has."""
     needed, free = None, None
     with suppress(Exception):  # where memory is short, this may fail as well
         needed = size(_held()) if count is None else size(count)
         free = size(free_bytes())
     if needed is None or free is None:
         return f"{what} take more memory than there is: {fix}"
-    return f"{what} take {'more than ' if count is None else ''}{needed} of memory, and there are {free}: {fix}"
+    more = "more than " if least or count is None else ""
+    return f"{what} take {more}{needed} of memory, and there are {free}: {fix}"
 
 
 @contextmanager
-def needing(count: Callable[[], float] | float | None, what: str, fix: str = FIX) -> Iterator[None]:
-    """Turn want of memory inside into a ModelError that says how many bytes `what` take, in all."""
+def needing(
+    count: Callable[[], float] | float | None, what: str, fix: str = FIX, *, least: bool = False
+) -> Iterator[None]:
+    """Turn want of memory inside into a ModelError with the message of `shortage`."""
     try:
         yield
     except Exception as error:
         if isinstance(error, ModelError) or not is_shortage(error):
             raise
-        found = None
+        known = None
         with suppress(Exception):
-            found = count() if callable(count) else count
-        raise ModelError(shortage(what, found, fix)) from error
+            known = count() if callable(count) else count
+        raise ModelError(shortage(what, known, fix, least=least)) from error
 
 
 def check_libraries() -> None:
@@ -103,4 +106,6 @@ def _limit() -> int | None:
 
 def size(count: float) -> str:
     """Bytes for a message."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
+    if count >= 2**29:
+        return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count:.0f} bytes"

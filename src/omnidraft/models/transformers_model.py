@@ -149,7 +149,7 @@ class TransformersModel(PretrainedModel):
         """One after the other; after an interruption the caches are empty."""
         total = sum(each.sequence.length + len(each.ids) for each in reads)
         try:
-            with needing(lambda: self.token_bytes * total, f"keys and values of {total} tokens", SHORTER):
+            with needing(lambda: self.token_bytes * total, f"passes over {total} tokens", SHORTER, least=True):
                 return [self._read(each) for each in reads]
         except BaseException:
             # an interrupted pass leaves layers of unequal length, which no crop can repair

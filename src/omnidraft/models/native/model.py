@@ -103,7 +103,7 @@ class NativeModel(PretrainedModel):
         starts = [each.sequence.length for each in reads]
         total = sum(start + len(each.ids) for start, each in zip(starts, reads, strict=True))
         try:
-            with needing(self.token_bytes * total, f"keys and values of {total} tokens", SHORTER):
+            with needing(self.token_bytes * total, f"passes over {total} tokens", SHORTER, least=True):
                 return self._read(reads)
         except BaseException:
             for each, start in zip(reads, starts, strict=True):

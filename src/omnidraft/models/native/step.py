@@ -189,7 +189,7 @@ def read_tokens(
 def _check(code: int, rows: int, entries: int) -> None:
     """Raise ModelError where there was no memory for a pass, which has at least so many entries a row."""
     if code != DONE:
-        raise ModelError(shortage(f"a pass over {rows} tokens", rows * entries * torch.float32.itemsize))
+        raise ModelError(shortage(f"a pass over {rows} tokens", rows * entries * torch.float32.itemsize, least=True))
 
 
 @cache
