@@ -38,6 +38,9 @@ def test_want_of_memory_is_known_whoever_says_it(allocate: Callable[[], object])
     assert not memory.is_shortage(other)
     other.__cause__ = raised.value
     assert memory.is_shortage(other), "libraries put an error of their own above it"
+    circle = ValueError("x")
+    circle.__cause__ = circle
+    assert not memory.is_shortage(circle)
     with refused(ModelError, "it take 3.0 GiB of memory, and there are "):
         within(raised.value)
     with pytest.raises(ValueError, match="no config"):
@@ -45,7 +48,7 @@ def test_want_of_memory_is_known_whoever_says_it(allocate: Callable[[], object])
 
 
 def within(error: BaseException) -> None:
-    with memory.needing(lambda: 3 * 2**30, "it"):
+    with memory.needing(3 * 2**30, "it"):
         raise error
 
 
