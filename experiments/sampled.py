@@ -22,11 +22,12 @@ from omnidraft.api import load
 from omnidraft.bench.interleaved import engine_for, sampler
 from omnidraft.cli import flags
 from omnidraft.cli.progress import progress
-from omnidraft.config import VERIFICATIONS, Drafting, Sampling
+from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.decoding.engine import Engine
 
 TEMPERATURES = 0.7, 1.0
+WAYS = "seeded", "block"
 DRAFTS = 4  # draft tokens a round
 COLUMNS = ("target", "temperature", "verification", "tokens", "tokens_per_pass", "error")
 
@@ -62,9 +63,9 @@ class Sampled(Experiment):
     def measure(self, options: argparse.Namespace, results: Results, console: Console) -> None:
         model = load(options.target, options.drafter, profile=None, warn=console.print)
         prompts = [model.encode_message(text) for text in texts_of("everyday", None, options.prompts)]
-        step = progress(console, shown(options.target), len(TEMPERATURES) * len(VERIFICATIONS) * len(prompts))
+        step = progress(console, shown(options.target), len(TEMPERATURES) * len(WAYS) * len(prompts))
         for temperature in TEMPERATURES:
-            for way in VERIFICATIONS:
+            for way in WAYS:
                 engine = engine_for(model, Drafting(draft_length=DRAFTS, verification=way))
                 memory = AnswerMemory()
                 for number, ids in enumerate(prompts):
@@ -88,7 +89,7 @@ class Sampled(Experiment):
         rows: list[Row] = [{**dict(zip(COLUMNS, way, strict=False)), **_sums(answers)} for way, answers in ways.items()]
         about = (
             f"Up to {DRAFTS} draft tokens a round; `seeded` keeps drafts while they are the token that the seed draws, "
-            "`block` and `token` are rejection sampling. `error` is the standard error over prompts.\n"
+            "`block` is rejection sampling. `error` is the standard error over prompts.\n"
         )
         return page_of("Sampled answers", results, about, table(rows, COLUMNS, "tokens", 3, {"tokens": 0}))
 

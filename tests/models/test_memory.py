@@ -28,7 +28,9 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "allocate", [lambda: np.empty(2**58), lambda: torch.empty(2**60), lambda: bytearray(2**62)], ids=str
+    "allocate",
+    [lambda: np.empty(2**58), lambda: torch.empty(2**60), lambda: bytearray(2**62)],
+    ids=["numpy", "torch", "python"],
 )
 def test_want_of_memory_is_known_whoever_says_it(allocate: Callable[[], object]) -> None:
     with pytest.raises((MemoryError, RuntimeError)) as raised:
@@ -38,6 +40,9 @@ def test_want_of_memory_is_known_whoever_says_it(allocate: Callable[[], object])
     assert not memory.is_shortage(other)
     other.__cause__ = raised.value
     assert memory.is_shortage(other), "libraries put an error of their own above it"
+    circle = ValueError("x")
+    circle.__cause__ = circle
+    assert not memory.is_shortage(circle)
     with refused(ModelError, "it take 3.0 GiB of memory, and there are "):
         within(raised.value)
     with pytest.raises(ValueError, match="no config"):
@@ -45,7 +50,7 @@ def test_want_of_memory_is_known_whoever_says_it(allocate: Callable[[], object])
 
 
 def within(error: BaseException) -> None:
-    with memory.needing(lambda: 3 * 2**30, "it"):
+    with memory.needing(3 * 2**30, "it"):
         raise error
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import ModelError, OmniDraftError
 
 FIX = "use a smaller model, or free some memory"
 LIBRARIES = 2**29  # bytes that PyTorch and others take at the very least
@@ -19,18 +19,31 @@ UNMAPPED = "failed to map segment from shared object"
 
 
 def is_shortage(error: BaseException) -> bool:
-    """True for what Python, numpy, PyTorch or the system raises where memory is short."""
+    """True for what Python, numpy, PyTorch or the system raises where memory is short, and for what it is the cause of.
+
+    False for an error of this package: it says itself what it is.
+    """
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen and not isinstance(cause, OmniDraftError):
+        if _is_short(cause):
+            return True
+        seen.append(cause)
+        cause = cause.__cause__
+    return False
+
+
+def _is_short(error: BaseException) -> bool:
     kinds: tuple[type[BaseException], ...] = (MemoryError,)
     if (torch := sys.modules.get("torch")) is not None:
         kinds += (torch.cuda.OutOfMemoryError,)
-    if isinstance(error, kinds):
-        return True
     said = str(error)  # PyTorch has no kind of its own for CPUs, nor has the reader of safetensors
-    if os.strerror(errno.ENOMEM) in said or (isinstance(error, ImportError) and UNMAPPED in said):
-        return True
-    if said == NO_THREAD and _limit() is not None:  # whose stack takes megabytes
-        return True
-    return error.__cause__ is not None and is_shortage(error.__cause__)
+    return (
+        isinstance(error, kinds)
+        or os.strerror(errno.ENOMEM) in said
+        or (isinstance(error, ImportError) and UNMAPPED in said)
+        or (said == NO_THREAD and _limit() is not None)  # whose stack takes megabytes
+    )
 
 
 def shortage(what: str, count: float | None, fix: str = FIX, *, least: bool = False) -> str:
@@ -46,19 +59,26 @@ def shortage(what: str, count: float | None, fix: str = FIX, *, least: bool = Fa
 
 
 @contextmanager
-def needing(
-    count: Callable[[], float] | float | None, what: str, fix: str = FIX, *, least: bool = False
-) -> Iterator[None]:
+def needing(count: float | None, what: str) -> Iterator[None]:
     """Turn want of memory inside into a ModelError with the message of `shortage`."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, ModelError) or not is_shortage(error):
-            raise
+        if is_shortage(error):
+            raise ModelError(shortage(what, count)) from error
+        raise
+
+
+def raise_for_pass(error: BaseException, tokens: int, token_bytes: Callable[[], float]) -> None:
+    """Raise ModelError where a pass ended for want of memory; `tokens` are all in the texts that it read.
+
+    A function, as it costs nothing while passes succeed.
+    """
+    if is_shortage(error):
         known = None
         with suppress(Exception):
-            known = count() if callable(count) else count
-        raise ModelError(shortage(what, known, fix, least=least)) from error
+            known = token_bytes() * tokens
+        raise ModelError(shortage(f"passes over {tokens} tokens", known, SHORTER, least=True)) from error
 
 
 def check_libraries() -> None:

@@ -14,7 +14,7 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.forks import mind_forks
 from omnidraft.models.language_model import NO_LIMIT, CachedSequence, KVSequence, Read, check_crop
-from omnidraft.models.memory import SHORTER, needing
+from omnidraft.models.memory import raise_for_pass
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -149,12 +149,12 @@ class TransformersModel(PretrainedModel):
         """One after the other; after an interruption the caches are empty."""
         total = sum(each.sequence.length + len(each.ids) for each in reads)
         try:
-            with needing(lambda: self.token_bytes * total, f"passes over {total} tokens", SHORTER, least=True):
-                return [self._read(each) for each in reads]
-        except BaseException:
+            return [self._read(each) for each in reads]
+        except BaseException as error:
             # an interrupted pass leaves layers of unequal length, which no crop can repair
             for each in reads:
                 each.sequence.crop(0)
+            raise_for_pass(error, total, lambda: self.token_bytes)
             raise
 
     def _read(self, read: Read) -> torch.Tensor:

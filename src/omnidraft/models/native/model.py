@@ -15,7 +15,7 @@ import torch
 
 from omnidraft.models.families import BY_CLASS, GELU, Family, UnsupportedReason, heads_of, unknown_family
 from omnidraft.models.language_model import CachedSequence, KVSequence, Read, check_crop
-from omnidraft.models.memory import SHORTER, needing
+from omnidraft.models.memory import needing, raise_for_pass
 from omnidraft.models.native import step
 from omnidraft.models.native.kv_cache import Angles, KVBlocks, Rotation
 from omnidraft.models.native.step import Norm, pointer
@@ -101,13 +101,12 @@ class NativeModel(PretrainedModel):
     def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
         """All in one call of step.c, but that it takes no more than CHUNK ids of a text at a time."""
         starts = [each.sequence.length for each in reads]
-        total = sum(start + len(each.ids) for start, each in zip(starts, reads, strict=True))
         try:
-            with needing(self.token_bytes * total, f"passes over {total} tokens", SHORTER, least=True):
-                return self._read(reads)
-        except BaseException:
+            return self._read(reads)
+        except BaseException as error:
             for each, start in zip(reads, starts, strict=True):
                 each.sequence.crop(start)  # with the blocks that it took
+            raise_for_pass(error, sum(starts) + sum(len(each.ids) for each in reads), lambda: self.token_bytes)
             raise
 
     def _read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
