@@ -1,6 +1,6 @@
 """Write teacher text and train the shipped drafter in the background: starts, pauses, and goes on after any stop.
 
-    python tools/background_drafter.py start --models DIR --data DIR [--cores 1]
+    python tools/background_drafter.py start --models DIR --data DIR [--code DIR ...] [--cores 1]
     python tools/background_drafter.py status | pause | resume | stop
 
 DIR of models holds the teachers' GGUF files, DIR of data what tools/training_prompts.py reads.  Text, checkpoints and
@@ -51,6 +51,7 @@ def main() -> None:
     start = commands.add_parser("start", help="go on, in the background")
     start.add_argument("--models", type=Path, help="folder of the teachers' GGUF files (default: as the last time)")
     start.add_argument("--data", type=Path, help="folder of the prompts' sources (default: as the last time)")
+    start.add_argument("--code", type=Path, action="append", default=[], help="a folder of code to work on; repeatable")
     start.add_argument("--cores", type=int, default=1, help="processor cores to use, at most (default: 1)")
     for name, about in {"status": "show the log's end", "pause": "", "resume": "", "stop": "", "run": ""}.items():
         commands.add_parser(name, help=about)
@@ -91,16 +92,22 @@ def begin(options: argparse.Namespace) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     last = json.loads(OPTIONS.read_text()) if OPTIONS.exists() else {}
     chosen = {key: str(value.resolve()) for key in ("models", "data") if (value := getattr(options, key))}
-    OPTIONS.write_text(json.dumps(last | chosen | {"cores": options.cores}))
+    code = [str(folder.resolve()) for folder in options.code] or last.get("code", [])
+    OPTIONS.write_text(json.dumps(last | chosen | {"code": code, "cores": options.cores}))
     if not PROMPTS.exists():
         tool = Path(__file__).with_name("training_prompts.py")
-        PROMPTS.write_bytes(subprocess.check_output([sys.executable, str(tool), settings()["data"]]))  # noqa: S603
+        PROMPTS.write_bytes(subprocess.check_output([sys.executable, str(tool), settings()["data"], *_code()]))  # noqa: S603
     with (FOLDER / "output.log").open("ab") as output:
         process = subprocess.Popen(  # noqa: S603
             [sys.executable, __file__, "run"], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
     PROCESS.write_text(json.dumps({"group": process.pid}))
+
+
+def _code() -> list[str]:
+    """The options that name folders of code."""
+    return [word for folder in settings().get("code", ()) for word in ("--code", folder)]
 
 
 def settings() -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Write the prompts that the shipped drafter's teachers answer: what people ask, and texts and code to work on.
 
-    python tools/training_prompts.py DATA > prompts.jsonl
+    python tools/training_prompts.py DATA [--code FOLDER ...] > prompts.jsonl
 
 DATA holds gsm8k/train.jsonl, of which the last 1,000 lines are left out, mbpp/mbpp.jsonl, of which only MBPP's own
 training split is read, and prompts/everyday.jsonl.  Functions, passages, documents and modules are of the standard
-library of the Python that runs it; files in other languages, of the folders in CODE that exist.  No test question is
+library of the Python that runs it; files in other languages, of the folders of `--code`.  No test question is
 among them.  A line has `kind`, and `prompt` or the `messages` (and `tools`) of a chat.
 """
 
@@ -18,7 +18,7 @@ import random
 import re
 import sysconfig
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +74,18 @@ EDITS = (
     "Explain step by step what `{name}` does, then suggest an improvement as a diff.",
     "Split `{name}` into two functions. Show the code that changes.",
 )
-CODE = {  # folders with files of other languages than Python, and the name of the language in a code block
-    "js": ("javascript", "/usr/lib/node_modules", "/usr/local/lib/node_modules"),
-    "pl": ("perl", "/usr/share/perl"),
-    "h": ("c", "/usr/include"),
-    "hpp": ("cpp", "/usr/include/c++"),
-    "sql": ("sql", "/usr/share/postgresql"),
-    "sh": ("bash", "/usr/lib", "/usr/share"),
-    "php": ("php", "/usr/lib", "/usr/share"),
-    "cmake": ("cmake", "/usr/share"),
-    "md": ("markdown", "/usr/lib/node_modules", "/usr/share/doc"),
-    "rst": ("rst", "/usr/share"),
+CODE = {  # endings of files of other languages than Python, and the name of the language in a code block
+    "js": "javascript",
+    "ts": "typescript",
+    "pl": "perl",
+    "h": "c",
+    "hpp": "cpp",
+    "sql": "sql",
+    "sh": "bash",
+    "php": "php",
+    "cmake": "cmake",
+    "md": "markdown",
+    "rst": "rst",
 }
 LANGUAGES = ("JavaScript", "TypeScript", "Java", "C", "C++", "C#", "Go", "Rust", "PHP", "Ruby")
 SYSTEMS = (
@@ -233,21 +234,21 @@ FILE = range(3_000, 18_000)
 Line = dict[str, Any]
 
 
-def prompts(data: Path, library: Path) -> Iterator[Line]:
+def prompts(data: Path, library: Path, code: Sequence[Path]) -> Iterator[Line]:
     """All prompts of all kinds."""
     chance = random.Random(0)  # noqa: S311
     everyday = [row["prompt"] for row in _rows(data / "prompts/everyday.jsonl")]
     yield from ({"kind": "everyday", "prompt": text} for text in everyday)
     yield from _exercises(data, chance)
     yield from _library(library, chance)
-    yield from _files_of_others(chance)
+    yield from _files_of_others(code, chance)
     for kind, write in {"agents": _agent, "json": _record, "tools": _tools}.items():
         yield from ({"kind": kind, **write(chance)} for _ in range(COUNTS[kind]))
     short = [text for text in everyday if len(text) < 200]
     for number in range(COUNTS["languages"]):
-        code = list(FOREIGN)[number % len(FOREIGN)]
-        form, topic = chance.choice(FOREIGN[code]), chance.choice(TOPICS[code].split(",")).strip()
-        yield {"kind": code, "prompt": form.format(topic=topic, prompt=chance.choice(short))}
+        language = list(FOREIGN)[number % len(FOREIGN)]
+        form, topic = chance.choice(FOREIGN[language]), chance.choice(TOPICS[language].split(",")).strip()
+        yield {"kind": language, "prompt": form.format(topic=topic, prompt=chance.choice(short))}
 
 
 def _exercises(data: Path, chance: random.Random) -> Iterator[Line]:
@@ -279,10 +280,10 @@ def _some(chance: random.Random, texts: list[str], kind: str) -> list[str]:
     return chance.sample(texts, min(COUNTS[kind], len(texts)))
 
 
-def _files_of_others(chance: random.Random) -> Iterator[Line]:
+def _files_of_others(folders: Sequence[Path], chance: random.Random) -> Iterator[Line]:
     """Work on whole files in other languages than Python."""
-    for ending, (fence, *folders) in CODE.items():
-        paths = [path for folder in folders for path in sorted(Path(folder).rglob(f"*.{ending}"))]
+    for ending, fence in CODE.items():
+        paths = [path for folder in folders for path in sorted(folder.rglob(f"*.{ending}"))]
         fit = [path for path in paths if path.is_file() and path.stat().st_size in FILE]
         forms = DOCUMENT_FORMS if ending in ("md", "rst") else MODULE_FORMS
         for path in chance.sample(fit, min(len(fit), COUNTS["files"] // len(CODE))):
@@ -394,7 +395,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
-    for line in prompts(parser.parse_args().data, Path(sysconfig.get_path("stdlib"))):
+    parser.add_argument("--code", type=Path, action="append", default=[], help="a folder of code; repeatable")
+    options = parser.parse_args()
+    for line in prompts(options.data, Path(sysconfig.get_path("stdlib")), options.code):
         print(json.dumps(line, ensure_ascii=False))
 
 

@@ -164,12 +164,12 @@ def test_profiles_of_targets_that_share_a_drafter_do_not_grow_by_being_loaded(
 def test_no_sampled_answer_is_drawn_with_the_numbers_of_one_that_it_is_drafted_from(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given one seed, the drafts would depend on the numbers that are to judge them."""
+    """In rejection sampling: given one seed, the drafts would depend on the numbers that are to judge them."""
     seeds: list[int] = []
     monkeypatch.setattr("omnidraft.api.GeneratorSampler", lambda made: seeds.append(made.initial_seed()))
 
     def taken(helper: Path | None, **options: Any) -> list[int]:
-        model = omnidraft.load(target, helper, profile=None, **options)
+        model = load_with(target, helper, profile=None, verification="block", **options)
         asked: dict[str, Any] = {"seed": 7, "max_new_tokens": 1}
         (lane,) = model.lanes(1)
         seeds.clear()

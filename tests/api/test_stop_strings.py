@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import omnidraft
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.api import OmniDraft
 from omnidraft.decoding.engine import Engine
@@ -98,7 +97,8 @@ def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(
     target: Path, sampling: dict[str, Any], observed: list[int], lengths: list[int]
 ) -> None:
     # a drafter that is always right, so that texts end inside drafts
-    model = omnidraft.load(target, target, dtype="float32", profile=None, draft_length=4, reuse_answers="nothing")
+    options: dict[str, Any] = {"draft_length": 4, "reuse_answers": "nothing", "verification": "block"}
+    model = load_with(target, target, dtype="float32", profile=None, **options)
     whole = model.generate(PROMPT, max_new_tokens=40, **sampling)
     assert len(whole.text) > 20
     places = set()
@@ -167,6 +167,7 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
         needs_the_8_bit_step()  # the seed is one whose drafts, by this step, lead to both ends
     backend = "auto" if sampling else "transformers"  # whose greedy drafts are the target's own
     options: dict[str, Any] = {"draft_length": 4, "reuse_answers": "nothing", "drafter_backend": backend}
+    options["verification"] = "block"  # whose drafts are accepted often enough
     model = load_with(target, target, dtype="float32", profile=None, **options)
     prompt = model.encode(PROMPT)
     whole = model.generate(prompt, max_new_tokens=LENGTH, **sampling).token_ids

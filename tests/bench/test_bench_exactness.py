@@ -6,7 +6,6 @@ import itertools
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +13,14 @@ import torch
 from scipy import stats
 
 import omnidraft
-from omnidraft.alignment.spelling_table import Probs
 from omnidraft.api import OmniDraft
 from omnidraft.bench import exactness
 from omnidraft.cli.main import main
 from omnidraft.config import Sampling
-from omnidraft.decoding.batched_passes import Passes
-from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.stats import Stats
+from omnidraft.verification.drawn import NextToken, Outcome
 from omnidraft.verification.sampling import softmax, target_processors
+from omnidraft.verification.trie_walk import Walk
 
 SAMPLED = Sampling(temperature=1.0)
 NOTHING = Stats.of([])
@@ -114,15 +112,15 @@ def test_the_distance_that_is_stated_is_found() -> None:
 # ---------------------------------------------------------------- the command
 
 
-def permute_q(patch: pytest.MonkeyPatch) -> None:
-    """Plant a fault: the verifier gets a q whose tokens have changed places."""
-    draft = Drafter.draft
+def keep_all_drafts(patch: pytest.MonkeyPatch) -> None:
+    """Plant a fault: the verifier keeps every proposal, whatever the target says."""
 
-    def faulty(*arguments: Any, **options: Any) -> Passes[tuple[list[int], list[Probs]]]:
-        tokens, vectors = yield from draft(*arguments, **options)
-        return tokens, [np.roll(vector, len(vector) // 2) for vector in vectors]
+    def careless(walk: Walk, next_token: NextToken) -> Outcome:
+        accepted = len(walk.tokens)
+        emitted = (*walk.tokens, *(() if walk.ended else (next_token(accepted),)))
+        return Outcome(emitted, accepted, len(walk.symbols), None)
 
-    patch.setattr(Drafter, "draft", faulty)
+    patch.setattr("omnidraft.decoding.proposals.verify_walk", careless)
 
 
 @pytest.mark.slow
@@ -147,7 +145,7 @@ def test_a_right_pair_passes_and_the_fault_is_found(
     assert 0 < finding["detectable"] < 0.3
     assert "has the distribution of target" in stem.with_suffix(".md").read_text(encoding="utf-8")
     assert str(tmp_path) not in result["command"]
-    permute_q(monkeypatch)
+    keep_all_drafts(monkeypatch)
     assert main(command) == 1
     assert not json.loads(capsys.readouterr().out)["passes"]
 

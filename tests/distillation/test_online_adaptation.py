@@ -139,7 +139,7 @@ class Setting:
         (target, drafter), self.eos = SMALL, SMALL[0].vocab.eos
         self.target = random_model("llama", target.vocab.size, 10)
         self.shared = SharedDrafter(random_model(kind, drafter.vocab.size, 2))
-        self.engine = engine(self.target, target, self.shared.model, drafter, **drafting)
+        self.engine = engine(self.target, target, self.shared.model, drafter, **{"verification": "block"} | drafting)
         self.engine.teacher_temperature = 1.0
         self.prompts = [target.tokenizer(text)["input_ids"] for text in SMALL_PROMPTS]
         assert self.engine.attached is not None

@@ -111,7 +111,7 @@ WAYS: dict[str, tuple[dict[str, object], Sampling]] = {
     "block": ({"verification": "block"}, Sampling(temperature=1.0)),
     "token": ({"verification": "token"}, Sampling(temperature=1.0)),
     "greedy": ({"drafter_temperature": 1.0, "verification": "block"}, Sampling()),
-    "seeded": ({}, Sampling(temperature=1.0)),
+    "seeded": ({"verification": "seeded"}, Sampling(temperature=1.0)),
 }
 
 

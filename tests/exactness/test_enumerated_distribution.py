@@ -41,8 +41,8 @@ VARIANTS: dict[str, tuple[dict[str, object], Sampling]] = {
     "cooler drafter": ({"drafter_temperature": 0.5, "verification": "block"}, SAMPLED),
     "greedy drafter": ({"drafter_temperature": 0.0, "verification": "token"}, SAMPLED),
     "hotter target": ({"drafter_temperature": 1.0, "verification": "block"}, Sampling(temperature=1.7)),
-    "top-k": ({}, Sampling(temperature=1.0, top_k=2)),
-    "top-p and min-p": ({}, Sampling(temperature=0.8, top_k=5, top_p=0.8, min_p=0.15)),
+    "top-k": ({"verification": "seeded"}, Sampling(temperature=1.0, top_k=2)),
+    "top-p and min-p": ({"verification": "seeded"}, Sampling(temperature=0.8, top_k=5, top_p=0.8, min_p=0.15)),
     "top-k, rejection": ({"verification": "block"}, Sampling(temperature=1.0, top_k=2)),
     "top-p and min-p, rejection": (
         {"verification": "block"},

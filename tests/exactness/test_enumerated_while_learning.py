@@ -77,7 +77,7 @@ def content(record: Round) -> dict[str, object]:
 
 
 MANY: dict[str, tuple[dict[str, object], Sampling]] = {
-    "seeded": ({"draft_length": 4}, Sampling(temperature=1.0)),
+    "seeded": ({"draft_length": 4, "verification": "seeded"}, Sampling(temperature=1.0)),
     "block": ({"draft_length": 4, "verification": "block"}, Sampling(temperature=1.0)),
     "token": ({"draft_length": 3, "verification": "token"}, Sampling(temperature=0.8, top_k=3)),
     "masked": ({"draft_length": 4, "mode": "intersection"}, Sampling(temperature=1.0)),

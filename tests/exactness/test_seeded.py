@@ -45,9 +45,12 @@ def differing(shape: str, seed: int = 0) -> tuple[int, int]:
     """How many of the ways to draft give another text than plain decoding, and how many draft tokens were accepted."""
     world, wrong, accepted = make_world(shape, seed), 0, 0
     for sampling in SETTINGS:
-        expected, _ = texts(world.engine(frozen_cache(world, "all", seed), draft_length=0), sampling)
+        expected, _ = texts(
+            world.engine(frozen_cache(world, "all", seed), draft_length=0, verification="seeded"), sampling
+        )
         for length, reuse in ((1, "nothing"), (4, "nothing"), (2, "request"), (3, "memory")):
-            engine = world.engine(frozen_cache(world, "all", seed), draft_length=length, reuse_answers=reuse)
+            how = {"draft_length": length, "reuse_answers": reuse, "verification": "seeded"}
+            engine = world.engine(frozen_cache(world, "all", seed), **how)
             memory = AnswerMemory(256) if reuse == "memory" else None
             for _ in range(2 if memory else 1):  # the second time all of them are remembered
                 found, more = texts(engine, sampling, memory)
@@ -105,7 +108,10 @@ def test_numbers_that_drafts_use_up_change_the_text(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_fault_changes_the_distribution(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [Case(shape, 1, count=2, drafting={"draft_length": 2}) for shape in ("full", "nested", "wide", "tiny")]
+    cases = [
+        Case(shape, 1, count=2, drafting={"draft_length": 2, "verification": "seeded"})
+        for shape in ("full", "nested", "wide", "tiny")
+    ]
     assert max(case.deviation() for case in cases) < EXACT
     Rewrite(drawn.verify_walk, old, new)(monkeypatch, [])
     assert max(case.deviation() for case in cases) > PLAIN

@@ -391,6 +391,6 @@ def test_no_sampled_answer_is_drawn_with_the_numbers_of_one_that_it_is_drafted_f
         seeds.clear()
         for _ in range(2):
             torch.manual_seed(3)
-            options = {"draft_length": 3, "reuse_answers": reuse_answers}
+            options = Drafting(draft_length=3, reuse_answers=reuse_answers, verification="block")
             helped(model, drafter, do_sample=True, temperature=1.0, omnidraft_options=options)
         assert (seeds[0] == seeds[1]) is (reuse_answers == "nothing")

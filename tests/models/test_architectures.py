@@ -69,6 +69,7 @@ def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
     alone: dict[str, Any] = {
         "draft_length": 4,
         "reuse_answers": "nothing",
+        "verification": "block",
     }  # without counts, which say more than the pass
     engine_ = engine(Scripted(TARGET.vocab.size, ids), TARGET, TransformersModel(model), OWN, **alone)
     assert engine_.attached is not None

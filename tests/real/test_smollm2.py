@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import torch
 
@@ -132,5 +131,6 @@ def test_answers_of_the_server_follow_a_schema_and_have_log_probabilities(server
     found = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2).choices[0].logprobs.content
     assert len(found) > 4
     assert all(each.top_logprobs[0].token == each.token and each.logprob <= 0 for each in found)  # greedy
-    with pytest.raises(openai.NotFoundError, match="no such model"):
-        client.chat.completions.create(**asked | {"model": "other"})
+    other = client.chat.completions.create(**asked | {"model": "other"})
+    assert other.model_extra is not None
+    assert other.model_extra["omnidraft"]["ignored"] == ["model"]

@@ -142,8 +142,10 @@ class World:
         """An engine whose n-grams, unless a cache is given, are those that its mode starts from and keeps.
 
         It has no counts unless asked to: their hit rates outlive a request, as those of an enumeration must not.
+        Drafts are drawn unless asked otherwise: the best ones alone would leave out most of what can happen.
         """
-        settings = Drafting(**{"draft_length": 4, "reuse_answers": "nothing"} | drafting)  # type: ignore[arg-type]
+        usual = {"draft_length": 4, "reuse_answers": "nothing", "verification": "block"}
+        settings = Drafting(**usual | drafting)  # type: ignore[arg-type]
         translator = DrafterContext(self.table, self.vocab, self.drafter_vocab, self.speller)
         if cache is None:
             seed = "empty" if settings.mode == "intersection" else settings.ngram_seed
