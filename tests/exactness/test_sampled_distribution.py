@@ -210,7 +210,7 @@ def _colder_record(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_colder_record")
 def test_a_colder_draw_than_recorded_is_found(merging: World) -> None:
-    p, _ = merging.check(STORY, COUNT, SAMPLING, draft_length=4)
+    p, _ = merging.check(STORY, COUNT, SAMPLING, draft_length=4, verification="block")
     assert p < ALPHA
 
 
