@@ -22,11 +22,12 @@ from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size, shown
 from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft, load
-from omnidraft.bench.interleaved import PLAIN, engine_for, sampler
+from omnidraft.bench.interleaved import PLAIN, lane_for, sampler
 from omnidraft.cli import flags
 from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import decode
 from omnidraft.models.language_model import KVSequence
 
 OURS, LLAMA = "ours", "llama.cpp"
@@ -36,11 +37,11 @@ MS = tuple(f"ms_{rows}" for rows in ROWS)
 COLUMNS = ("target", "tokens", "method", "read_per_s", *MS, "plain_per_s", "drafted_per_s")
 
 
-def answer(engine: Engine, ids: Sequence[int], new_tokens: int) -> tuple[list[int], float]:
+def answer(lane: Lane, ids: Sequence[int], new_tokens: int) -> tuple[list[int], float]:
     """The tokens of a greedy answer, and tokens a second after the first round, which reads the text."""
     tokens: list[int] = []
     began, first = time.perf_counter(), 0
-    for record in engine.rounds(ids, new_tokens, Sampling(), sampler()):
+    for record in decode(lane, ids, new_tokens, Sampling(), sampler()):
         tokens += record.emitted
         if not first:
             began, first = time.perf_counter(), len(tokens)
@@ -55,7 +56,7 @@ def at_depth(
     ids = list(itertools.islice(itertools.cycle(text), depth + max(ROWS)))
     found = passes(forms, ids, ROWS, repeats)
     ways = {"plain_per_s": PLAIN, "drafted_per_s": Drafting(reuse_answers="request")}
-    answers = {name: answer(engine_for(model, way), ids[:depth], new_tokens) for name, way in ways.items()}
+    answers = {name: answer(lane_for(model, way), ids[:depth], new_tokens) for name, way in ways.items()}
     found[OURS] |= {name: speed for name, (_, speed) in answers.items()}
     found[OURS]["identical"] = len({tuple(tokens) for tokens, _ in answers.values()}) == 1
     return found

@@ -28,7 +28,7 @@ from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import methods
 from omnidraft.bench.compare import Question, questions_of
-from omnidraft.bench.interleaved import PLAIN, EngineMethod, Timed, engine_for, interleave
+from omnidraft.bench.interleaved import PLAIN, LaneMethod, Timed, interleave, lane_for
 from omnidraft.bench.output import down
 from omnidraft.bench.records import BASELINE
 from omnidraft.cli import flags
@@ -84,11 +84,11 @@ class Contest:
         self.texts = judged_texts(plain, options.data, options.texts)
         self.ways, _ = methods.make((BASELINE,), plain, 0, Sampling())
         for name, drafting in ((OURS, PLAIN), (DRAFTED, Drafting()), (BY_MODEL, Drafting(reuse_answers="nothing"))):
-            self.ways.append(EngineMethod(name, engine_for(drafted, drafting), Sampling()))
+            self.ways.append(LaneMethod(name, lane_for(drafted, drafting), Sampling()))
         asked = (len(each.ids) + options.new_tokens for each in self.questions)
         room = max(CONTEXT + SEVERAL, *asked, *(len(text.ids) for text in self.texts))
         if llama.llama_module() is not None:
-            self._add_llama(sorted(plain.engine.eos), room)
+            self._add_llama(sorted(plain.lane.eos), room)
         for name in options.also:
             other = Apart(name, self.path, room, options.threads)
             precision = self.models[LLAMA].precision if LLAMA in self.models else None

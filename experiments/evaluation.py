@@ -12,7 +12,7 @@ from experiments.paper_training import HybridLoss
 from experiments.recipe import Recipe
 from experiments.student import Recorded, Student, record
 from omnidraft.api import load
-from omnidraft.bench.interleaved import EngineMethod, Timed, engine_for, interleave
+from omnidraft.bench.interleaved import LaneMethod, Timed, interleave, lane_for
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.stats import Stats
 from omnidraft.distillation.lora import parted
@@ -89,8 +89,8 @@ class Evaluation:
     def timed(self, students: Mapping[str, Student], tests: Sequence[list[int]]) -> dict[str, Row]:
         """The figures of each student, by name, where all answer in turns with the target alone."""
         sampling, new_tokens = Sampling(temperature=self.recipe.temperature), self.recipe.new_tokens
-        ways = [EngineMethod("alone", engine_for(self.model), sampling)]
-        ways += [EngineMethod(name, student.engine(), sampling) for name, student in students.items()]
+        ways = [LaneMethod("alone", lane_for(self.model), sampling)]
+        ways += [LaneMethod(name, student.lane(), sampling) for name, student in students.items()]
         compared(ways, tests[:1], new_tokens)  # warms up
         found = compared(ways, tests, new_tokens)
         return {name: row for name, row in found.items() if name != "alone"}
@@ -107,7 +107,7 @@ def learning_counts(student: Student) -> Row:
     }
 
 
-def compared(ways: Sequence[EngineMethod], prompts: Sequence[list[int]], new_tokens: int) -> dict[str, Row]:
+def compared(ways: Sequence[LaneMethod], prompts: Sequence[list[int]], new_tokens: int) -> dict[str, Row]:
     """Answer all prompts by all ways, some tokens in turns: the figures of each way.
 
     The first way is plain decoding.  Greedy answers are `identical` where all ways say the same.

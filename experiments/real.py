@@ -21,12 +21,12 @@ from experiments.tasks import texts_of
 from omnidraft.api import OmniDraft, load
 from omnidraft.bench import methods, records, report
 from omnidraft.bench.compare import Plan, Question, compare, questions_of
-from omnidraft.bench.interleaved import EngineMethod, Timed, engine_for
+from omnidraft.bench.interleaved import LaneMethod, Timed, lane_for
 from omnidraft.bench.records import BASELINE
 from omnidraft.cli import flags
 from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.errors import ConfigError
 
 TASKS = ("instructions", "summaries", "slow", "gsm8k", "code")
@@ -40,7 +40,7 @@ COLUMNS = (
 
 def cell(
     model: OmniDraft,
-    engine: Engine,
+    lane: Lane,
     sampling: Sampling,
     questions: Sequence[Question],
     new_tokens: int,
@@ -49,7 +49,7 @@ def cell(
     """A row for each way, the first of which is the baseline: `identical` counts the answers that are those of it."""
     task = questions[0].task
     ways, left_out = methods.make(THEIRS, model, 0, sampling)
-    ways.append(EngineMethod("frozen", engine, sampling))
+    ways.append(LaneMethod("frozen", lane, sampling))
     results = records.Results(setting={"target": "", "tasks": {task: {}}})
     results.unavailable |= left_out
     gaps: dict[str, list[float]] = defaultdict(list)
@@ -117,7 +117,7 @@ class Real(Experiment):
             about = {"target": shown(target), "dtype": model.target.lm.precision}
             drafter = model.drafter.name if model.drafter else None
             for task in options.task:
-                engine = engine_for(model, Drafting())  # whose policy keeps what it measures on a task
+                lane = lane_for(model, Drafting())  # whose policy keeps what it measures on a task
                 for warm in TEMPERATURES:
                     if (key := f"{shown(target)}|{task}|{warm:g}") in results.of("done"):
                         continue
@@ -125,7 +125,7 @@ class Real(Experiment):
                     questions = questions_of(model, texts, options.new_tokens, console)
                     step = progress(console, key.replace("|", ", "), len(questions))
                     named = about | {"task": task, "temperature": warm, "drafter": drafter}
-                    for row in cell(model, engine, Sampling(temperature=warm), questions, options.new_tokens, step):
+                    for row in cell(model, lane, Sampling(temperature=warm), questions, options.new_tokens, step):
                         results.add("rows", f"{key}|{task}|{row['method']}", named | row)
                     results.add("done", key, {})
 

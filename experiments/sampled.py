@@ -19,12 +19,13 @@ from experiments.results import Results, Row, page_of, table
 from experiments.runner import Experiment, Size, shown
 from experiments.tasks import texts_of
 from omnidraft.api import load
-from omnidraft.bench.interleaved import engine_for, sampler
+from omnidraft.bench.interleaved import lane_for, sampler
 from omnidraft.cli import flags
 from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.answer_memory import AnswerMemory
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import decode
 
 TEMPERATURES = 0.7, 1.0
 WAYS = "seeded", "block"
@@ -32,13 +33,10 @@ DRAFTS = 4  # draft tokens a round
 COLUMNS = ("target", "temperature", "verification", "tokens", "tokens_per_pass", "error")
 
 
-def answer(engine: Engine, ids: list[int], new_tokens: int, sampling: Sampling, memory: AnswerMemory, seed: int) -> Row:
+def answer(lane: Lane, ids: list[int], new_tokens: int, sampling: Sampling, memory: AnswerMemory, seed: int) -> Row:
     """Tokens and passes of an answer, without the first round."""
-    seed = memory.seed_of(seed) if engine.drafting.rejection else seed
-    request = engine.begin(ids, new_tokens, sampling, sampler(seed), memory=memory)
-    rounds = []
-    while request.open:
-        rounds.append(engine.commit(request, engine.verify(request)))
+    seed = memory.seed_of(seed) if lane.drafting.rejection else seed
+    rounds = list(decode(lane, ids, new_tokens, sampling, sampler(seed), memory=memory))
     return {"tokens": sum(len(each.emitted) for each in rounds[1:]), "passes": len(rounds) - 1}
 
 
@@ -66,14 +64,14 @@ class Sampled(Experiment):
         step = progress(console, shown(options.target), len(TEMPERATURES) * len(WAYS) * len(prompts))
         for temperature in TEMPERATURES:
             for way in WAYS:
-                engine = engine_for(model, Drafting(draft_length=DRAFTS, verification=way))
+                lane = lane_for(model, Drafting(draft_length=DRAFTS, verification=way))
                 memory = AnswerMemory()
                 for number, ids in enumerate(prompts):
                     for seed in range(options.seeds):
                         key = f"{shown(options.target)}|{temperature}|{way}|{number}|{seed}"
                         if key not in results.of("answers"):
                             sampling = Sampling(temperature=temperature)
-                            row = answer(engine, ids, options.new_tokens, sampling, memory, seed)
+                            row = answer(lane, ids, options.new_tokens, sampling, memory, seed)
                             where: Row = {
                                 "target": shown(options.target),
                                 "temperature": temperature,

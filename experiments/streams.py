@@ -46,7 +46,7 @@ def models_of(options: argparse.Namespace) -> dict[str, OmniDraft]:
     for name in options.ways:
         models[name] = model = load(options.target, None if name == PLAIN else options.drafter, **places, **WAYS[name])
         first = models[options.ways[0]].target
-        model.target, model.engine.target = first, first.lm.new_sequence()
+        model.target, model.lane.target = first, first.lm.new_sequence()
     return models
 
 

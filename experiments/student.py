@@ -10,11 +10,12 @@ from experiments.paper_training import HybridLoss, trainer_for
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.api import OmniDraft
 from omnidraft.attach import make_cache
-from omnidraft.bench.interleaved import drafter_of, emitted, engine_for, sampler
+from omnidraft.bench.interleaved import drafter_of, emitted, lane_for, sampler
 from omnidraft.config import Drafting, Learning, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.decoding.stream import decode
 from omnidraft.distillation.inline_trainer import InlineTrainer
 from omnidraft.distillation.losses import acceptance
 from omnidraft.distillation.online_adaptation import Adaptation
@@ -37,9 +38,9 @@ def record(
     model: OmniDraft, prompt: Sequence[int], new_tokens: int, sampling: Sampling, temperature: float, seed: int = 0
 ) -> Recorded:
     """Answer a prompt by the target alone, and keep its distributions at the teacher's `temperature`."""
-    engine = engine_for(model)
-    engine.teacher_temperature = temperature
-    rounds = list(engine.rounds(prompt, new_tokens, sampling, sampler(seed)))
+    lane = lane_for(model)
+    lane.teacher_temperature = temperature
+    rounds = list(decode(lane, prompt, new_tokens, sampling, sampler(seed)))
     teacher = tuple(probs for record in rounds for probs in record.teacher)
     return Recorded(tuple(prompt), tuple(emitted(rounds)), teacher)
 
@@ -89,7 +90,7 @@ class Student:
         began = time.perf_counter()
         for recorded in stream:
             if drafting:
-                list(self.engine().rounds(recorded.prompt, len(recorded.tokens), GREEDY, sampler()))
+                list(decode(self.lane(), recorded.prompt, len(recorded.tokens), GREEDY, sampler()))
             else:
                 self.attached.cache.observe(recorded.tokens)
             if self.adaptation.learner is not None:
@@ -122,7 +123,7 @@ class Student:
         written = tuple(tuple(context.tokens([token])) for token in recorded.tokens)
         return Trace(tuple(context.prompt(recorded.prompt)), recorded.tokens, written, recorded.teacher)
 
-    def engine(self) -> Engine:
-        """An engine over the target itself, with a KV cache of its own."""
+    def lane(self) -> Lane:
+        """A lane over the target itself, with a KV cache of its own."""
         self.adaptation.load_weights()
-        return engine_for(self._model, self.drafting, attached=self.attached)
+        return lane_for(self._model, self.drafting, attached=self.attached)

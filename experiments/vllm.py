@@ -74,7 +74,7 @@ def speculation(method: str, options: argparse.Namespace) -> dict[str, Any] | No
     return {"method": "custom_class", "model": "omnidraft.vllm.Proposer", **count} if method == OURS else None
 
 
-class Engine:
+class Lane:
     """vLLM with one way to draft."""
 
     def __init__(self, method: str, options: argparse.Namespace) -> None:
@@ -188,7 +188,7 @@ class Vllm(Experiment):
             options.plain = plain(options.drafter, Path(folder))
             for method in methods:
                 console.print(f"starting {method}")
-                engines[method] = Engine(method, options)
+                engines[method] = Lane(method, options)
                 engines[method].answer(texts[:1], 1)  # what is compiled at first
         for batch in options.batch:
             runs: dict[str, list[Run]] = {method: [] for method in methods}

@@ -37,8 +37,9 @@ from transformers import AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausa
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.attach import attach_drafter, make_cache
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.decoding.stream import decode
 from omnidraft.models.language_model import SingleSequence
 from omnidraft.models.loading import LoadedModel
 from omnidraft.models.transformers_model import TransformersModel, cache_argument
@@ -120,7 +121,7 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path, seed: str = "vo
         drafter.say = lambda i: ahead[min(i - written, len(ahead) - 1)]
 
     for sampling in SAMPLINGS:
-        engine = Engine(target, (), replace(pair, cache=make_cache(pair.cache.table, drafting)), drafting)
+        lane = Lane(target, (), replace(pair, cache=make_cache(pair.cache.table, drafting)), drafting)
         target.temperature = drafter.temperature = sampling.temperature
         taken, count = [], 0
         for _ in range(4):
@@ -131,7 +132,7 @@ def bookkeeping(target_name: str, drafter_name: str, text: Path, seed: str = "vo
                 follow(ids)
             target.seconds = drafter.seconds = 0.0
             began = time.perf_counter()
-            for record in engine.rounds(script[:PROMPT], TOKENS, sampling, GeneratorSampler(torch.Generator())):
+            for record in decode(lane, script[:PROMPT], TOKENS, sampling, GeneratorSampler(torch.Generator())):
                 done = time.perf_counter()
                 ids += record.emitted
                 count += 1

@@ -2,7 +2,7 @@
 
     python tools/measure_scripts.py DRAFTER_TOKENIZER TARGET_TOKENIZER...
 
-How many more tokens than the drafter itself would take, spelled token by token and as the engine commits them, and how
+How many more tokens than the drafter itself would take, spelled token by token and as the lane commits them, and how
 long both take for a committed token: the least of several runs, the first of which fills the processor's caches.
 """
 

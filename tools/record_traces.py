@@ -19,6 +19,7 @@ import torch
 
 from omnidraft.api import assemble
 from omnidraft.config import Drafting, Sampling
+from omnidraft.decoding.stream import decode
 from omnidraft.verification.sampling import GeneratorSampler
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "decoding" / "golden"
@@ -40,9 +41,7 @@ def trace(target: str, reuse_answers: str = "request") -> dict[str, Any]:
     answers = []
     for prompt in PROMPTS * ASKED[reuse_answers]:
         draw = GeneratorSampler(torch.Generator())
-        request, records = model.engine.begin(model.encode(prompt), TOKENS, Sampling(), draw, memory=model.memory), []
-        while request.open:
-            records.append(model.engine.commit(request, model.engine.verify(request)))
+        records = list(decode(model.lane, model.encode(prompt), TOKENS, Sampling(), draw, memory=model.memory))
         answers.append(
             {
                 "prompt": prompt,

@@ -132,7 +132,8 @@ def page() -> str:
     common = _common(options)
     shown = [name for name, (text, _, _) in texts.items() if not _told(name, text, common)]
     shown = [name for name in shown if name == "omnidraft" or not any(each.startswith(f"{name} ") for each in shown)]
-    flags = {entry[0].split()[0].removeprefix("--").replace("-", "_") for entry in options}
+    of_set = [entry for text, _, settings in texts.values() if settings for entry in _options(text)]  # takes --set
+    flags = {entry[0].split()[0].removeprefix("--").replace("-", "_") for entry in of_set}
     return "\n".join([
         INTRODUCTION,
         *(_section(name, texts[name][0], common) for name in shown),

@@ -30,15 +30,16 @@ from omnidraft.config import (
     stop_strings,
 )
 from omnidraft.counts.answer_memory import AnswerMemory
-from omnidraft.decoding.batched_passes import never
-from omnidraft.decoding.engine import NOTHING_ELSE, Engine, Extras
-from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
+from omnidraft.decoding import lane as lanes_of_models
+from omnidraft.decoding.passes import never
+from omnidraft.decoding.request import NOTHING_ELSE, Extras
+from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.decoding.stream import Generation, Stream
 from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.cost_model import PRIOR
 from omnidraft.errors import ConfigError
-from omnidraft.generation import Generation, Stream
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.models.memory import needing
 from omnidraft.models.native.model import unsupported_reason
@@ -66,18 +67,17 @@ class OmniDraft:
         self,
         target: LoadedModel,
         vocab: Vocab,
-        engine: Engine,
+        lane: lanes_of_models.Lane,
         adaptive: AdaptiveDrafter | None = None,
         sampling: Sampling | None = None,
         memory: AnswerMemory | None = None,
     ) -> None:
         self.target = target
         self.vocab = vocab
-        self.engine = engine
+        self.lane = lane  # of requests that name no other
         self.adaptive = adaptive
         self.sampling = sampling or Sampling()
         self.memory = memory  # of earlier answers, which drafts count
-        self._slot = adaptive.shared.slot if adaptive else Slot()
         self._fallback = frozenset(
             token
             for byte in range(256)
@@ -129,10 +129,11 @@ class OmniDraft:
     @property
     def drafter_backend(self) -> str | None:
         """Description of the drafter's forward pass; None without a drafter."""
-        if self.drafter is None or self.engine.attached is None:
+        if self.drafter is None or self.lane.attached is None:
             return None
-        if self.engine.attached.drafter.model.joint:
-            return f"native, weights in {self.engine.attached.drafter.model.precision}"
+        model = self.lane.attached.drafter.model
+        if model.joint:
+            return f"native, weights in {model.precision}"
         return f"transformers, as {unsupported_reason(self.drafter.lm.model) or 'asked for'}"
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
@@ -141,7 +142,7 @@ class OmniDraft:
         `options` are those of `stream`.  Requests of several threads queue.  Raises ConfigError for
         an option, PromptError for a prompt that cannot be used, NumericsError for a model that returns NaN.
         """
-        with self._slot.lock, self.stream(prompt, **options) as stream:
+        with self.lane.turns.lock, self.stream(prompt, **options) as stream:
             for _ in stream:
                 pass
             return stream.result
@@ -179,18 +180,17 @@ class OmniDraft:
         details = Details(logprobs=logprobs)
         ends, processors = stop_strings(stop), _processors(logits_processor)
         ids = self.encode(prompt, template)
-        engine, slot = (self.engine, self._slot) if lane is None else (lane.engine, lane.slot)
-        engine.check(ids)
+        place = lane or self.lane
         memory = memory or self.memory
         seed = extent.seed
-        if memory is not None and engine.attached is not None and engine.drafting.rejection and not settings.greedy:
+        if memory is not None and place.attached is not None and place.drafting.rejection and not settings.greedy:
             seed = memory.seed_of(seed)
         draw = GeneratorSampler(torch.Generator().manual_seed(seed))
+        beside: dict[str, Any] = {"logprobs": details.logprobs, "memory": memory, "extras": extras}
+        request = place.request(ids, extent.max_new_tokens, settings, draw, processors, **beside)
         if self.adaptive is not None:
-            self.adaptive.resume(engine.policy)
-        asked = (ids, extent.max_new_tokens, settings, draw, processors, details.logprobs, memory, extras)
-        text = StopStrings(self.text_after(ids, extras.marks), ends)
-        return Stream(engine, slot, self.adaptive, partial(engine.begin, *asked), text, should_stop or never)
+            self.adaptive.resume(place.policy)
+        return Stream(place, request, StopStrings(self.text_after(ids, extras.marks), ends), should_stop or never)
 
     def lanes(self, count: int) -> list[Lane]:
         """Return places for `count` requests on these weights, each with its own KV caches; their rounds take turns.
@@ -201,7 +201,7 @@ class OmniDraft:
         if count < 1:
             raise ConfigError(f"count is {count}; it must be at least 1: use 1 or more")
         batch = BatchCosts(PRIOR, count)
-        return [Lane(self, self._slot.beside(), batch) for _ in range(count)]
+        return [Lane(self, batch) for _ in range(count)]
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
         """Return a prompt's token ids, its first token included; raises PromptError for one that cannot be used.
@@ -225,45 +225,31 @@ class OmniDraft:
         return Detokenizer(tokens, prompt, fallback=self._fallback, opening=partial(_text_of_one, self.target))
 
 
-class Lane:
+class Lane(lanes_of_models.Lane):
     """A place for one request at a time, beside those of a model's other lanes; made by `OmniDraft.lanes`.
 
     After an answer its KV caches stay, and the next request reads only what follows the beginning that it has in common
-    with that one: of a conversation, the new messages.  A round that fails leaves them empty.
+    with that one: of a conversation, the new messages.
     """
 
-    def __init__(self, model: OmniDraft, slot: Slot, batch: BatchCosts) -> None:
+    def __init__(self, model: OmniDraft, batch: BatchCosts) -> None:
+        first = model.lane
+        super().__init__(
+            model.target.lm,
+            first.eos,
+            None if model.adaptive is None else model.adaptive.adaptation.lane(),
+            first.drafting,
+            turns=first.turns.beside(),
+            batch=batch,
+            keeps=True,
+            learning=model.adaptive,
+            teacher_temperature=first.teacher_temperature,
+        )
         self._model = model
-        attached = None if model.adaptive is None else model.adaptive.adaptation.lane()
-        self.engine = Engine(model.target.lm, model.vocab.eos, attached, model.engine.drafting, batch=batch, keeps=True)
-        self.engine.teacher_temperature = model.engine.teacher_temperature
-        self.slot = slot
 
     def stream(self, prompt: Prompt, **options: Any) -> Stream:
         """Stream the answer to a prompt, as `OmniDraft.stream` does; another request on this lane ends it, too."""
         return self._model.stream(prompt, lane=self, **options)
-
-    def common(self, ids: Sequence[int]) -> int:
-        """Number of leading token ids of a prompt that the target's KV cache holds."""
-        return self.engine.common(ids)
-
-    def copy(self, other: Lane, length: int) -> None:
-        """Copy the KV cache of the first `length` ids of another lane's text, if it can be copied."""
-        with self.slot.lock:
-            self.slot.take(object())
-            self.engine.copy(other.engine, length)
-
-    @property
-    def nbytes(self) -> int:
-        """Current memory of the KV caches of target and drafter, in bytes."""
-        attached = self.engine.attached
-        return self.engine.target.nbytes + (attached.drafter.sequence.nbytes if attached else 0)
-
-    def clear(self) -> None:
-        """Empty the KV caches; an open stream ends with an error."""
-        with self.slot.lock:
-            self.slot.take(object())
-            self.engine.release()
 
 
 def load(
@@ -322,8 +308,8 @@ def assemble(  # noqa: PLR0913  those of `load`
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.model.generation_config, warn)
     if drafter is None:
-        engine = Engine(loaded.lm, vocab.eos, None, drafting, keeps=loaded.lm.rows_independent)
-        return OmniDraft(loaded, vocab, engine, sampling=sampling, memory=memory)
+        alone = lanes_of_models.Lane(loaded.lm, vocab.eos, None, drafting, keeps=loaded.lm.rows_independent)
+        return OmniDraft(loaded, vocab, alone, sampling=sampling, memory=memory)
     if isinstance(drafter, OmniDraft):
         helper, shared = shared_drafter(drafter, drafting)
     else:
@@ -332,13 +318,20 @@ def assemble(  # noqa: PLR0913  those of `load`
         shared = SharedDrafter(helper.lm, native_step=drafting.drafter_backend == "auto")
     plan = LearningPlan(adapt=adapt, learning=learning, profile=profile, warn=warn)
     adaptive = attach(loaded, vocab, helper, shared, drafting, plan)
-    engine = Engine(loaded.lm, vocab.eos, adaptive.attached, drafting, keeps=loaded.lm.rows_independent)
-    if adapt != "off":
-        engine.teacher_temperature = adaptive.learning.teacher_temperature
-    adaptive.resume(engine.policy)
+    lane = lanes_of_models.Lane(
+        loaded.lm,
+        vocab.eos,
+        adaptive.attached,
+        drafting,
+        turns=shared.turns,
+        keeps=loaded.lm.rows_independent,
+        learning=adaptive,
+        teacher_temperature=None if adapt == "off" else adaptive.learning.teacher_temperature,
+    )
+    adaptive.resume(lane.policy)
     if drafting.reuse_answers == "profile" and memory is not None:
         adaptive.keep_answers(memory)
-    return OmniDraft(loaded, vocab, engine, adaptive, sampling, memory)
+    return OmniDraft(loaded, vocab, lane, adaptive, sampling, memory)
 
 
 def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved: bool) -> AnswerMemory | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omnidraft.alignment import drafter_context as context
 from omnidraft.alignment.drafter_context import DrafterContext
 from omnidraft.alignment.vocab import Speller, read_vocab
-from support.engines import Language, context_of, family_language, real_language, table, written
+from support.lanes import Language, context_of, family_language, real_language, table, written
 from support.texts import ROUNDS, TEXTS, chunks
 from support.tokenizer_families import PARTIAL, WHOLE
 

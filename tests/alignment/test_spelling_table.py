@@ -27,7 +27,7 @@ from omnidraft.alignment.spelling_table import (
     load_table,
 )
 from omnidraft.alignment.vocab import Speller, Vocab
-from support.engines import family_language, real_language, table, written
+from support.lanes import family_language, real_language, table, written
 from support.table_models import Greedy, table_of, vocabulary
 from support.tokenizer_families import PARTIAL, WHOLE
 

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.errors import ModelError
-from support.engines import Language, read_language, real_language, written
-from support.engines import family_language as made
+from support.lanes import Language, read_language, real_language, written
+from support.lanes import family_language as made
 from support.project_files import shared
 from support.small_tokenizers import bpe, byte_level, plain, sentencepiece, unigram, wrap
 from support.texts import TEXTS

@@ -53,7 +53,7 @@ class Trainer:
 
 @pytest.fixture
 def trainer(model: OmniDraft) -> Iterator[Trainer]:
-    background, trainer = adaptive_of(model).shared.slot.background, Trainer()
+    background, trainer = adaptive_of(model).shared.turns.background, Trainer()
     background.append(trainer)
     yield trainer
     background.remove(trainer)

@@ -16,7 +16,7 @@ from omnidraft.cli import main as cli
 from omnidraft.defaults import AUTO
 from omnidraft.profiles.profile import ANSWER_TOKENS
 from support.assembling import load_with
-from support.engines import generate
+from support.lanes import generate
 from support.learning import drafts
 from support.models import save_model
 from support.small_tokenizers import byte_level
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("home")
 def even(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass takes as long over many tokens as over one: whether copies pay is left to no busy machine."""
     ticks = itertools.count()
-    monkeypatch.setattr("omnidraft.decoding.engine.time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr("omnidraft.decoding.lane.time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
 
 
 def ask(model: OmniDraft, prompt: str = PROMPT, **options: Any) -> Generation:
@@ -206,7 +206,7 @@ def test_answers_are_kept_in_the_profile_until_they_are_forgotten(
     with omnidraft.load(target, drafter, **KEEPS) as first:
         answer = ask(first)
         held = stored(first)
-    attached = first.engine.attached
+    attached = first.lane.attached
     assert attached is not None
     spelled = attached.context.tokens(answer.token_ids)
     assert held[-len(spelled) :] == spelled
@@ -265,7 +265,7 @@ def test_a_lane_keeps_no_index_after_an_answer(target: Path) -> None:
         stream = lane.stream(PROMPT, max_new_tokens=COUNT)
         assert "".join(stream)
         stream.close()
-        engine = stream.engine
+        engine = stream.lane
         assert engine.counts is not None
         assert engine.counts.memory is None
         assert engine.counts.guess(model_text(stream)) is None

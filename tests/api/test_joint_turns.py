@@ -13,9 +13,11 @@ import torch
 import omnidraft
 from omnidraft.api import Lane, OmniDraft
 from omnidraft.counts.answer_memory import AnswerMemory
+from omnidraft.decoding.round import commit, propose
+from omnidraft.decoding.schedule import DRAFTERS_S, Step, step_together
+from omnidraft.decoding.stream import Stream
 from omnidraft.detokenizer import StopStrings
 from omnidraft.errors import NumericsError
-from omnidraft.generation import Step, Stream, step_together
 from omnidraft.models.language_model import Read
 from omnidraft.models.native.model import NativeModel
 from omnidraft.verification.sampling import Processor
@@ -123,8 +125,8 @@ def test_two_targets_share_the_passes_of_their_drafter(
     ]
     turns_of(streams)
     assert [stream.result.token_ids for stream in streams] == [answer.token_ids for answer in expected]
-    assert exact.engine.attached is not None
-    read_by = (exact.engine.attached.drafter.model, exact.target.lm, other.target.lm)
+    assert exact.lane.attached is not None
+    read_by = (exact.lane.attached.drafter.model, exact.target.lm, other.target.lm)
     assert [max(reads for one, reads in passes if one is model) for model in read_by] == [4, 2, 2]
 
 
@@ -178,14 +180,14 @@ def test_the_prompt_with_the_fewest_ids_left_is_read_first(parted: OmniDraft) ->
 
 def test_a_long_prompt_is_read_however_many_short_ones_come(parted: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each turn there is another one, of which a part would fill the pass."""
-    monkeypatch.setattr("omnidraft.generation.AGING", CHUNK)
+    monkeypatch.setattr("omnidraft.decoding.schedule.AGING", CHUNK)
     short = "the world was hello"
     lane, *others = parted.lanes(3)
     long, turns, come = lane.stream(LONG, max_new_tokens=1), 0, list[Stream]()
     while not long.rounds:
         come = [stream for stream in come if not stream.rounds]
         if len(come) < len(others):
-            free = next(each for each in others if all(each.engine is not stream.engine for stream in come))
+            free = next(each for each in others if all(each is not stream.lane for stream in come))
             free.clear()
             come.append(free.stream(short * 2, max_new_tokens=1))
         step_together([long, *come])
@@ -228,7 +230,7 @@ def test_a_prompt_whose_client_leaves_is_read_no_further(parted: OmniDraft, monk
     ids: list[int] = []
     with monkeypatch.context() as patch:
         watch(patch, NativeModel, lambda each: ids.append(len(each.ids) if each.sequence is held else 0))
-        held = reading.engine.target
+        held = reading.lane.target
         assert step_together([running, reading])[1] == Step()
     assert not sum(ids)
     assert reading.result.finish_reason == "interrupted"
@@ -244,15 +246,15 @@ def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypat
     pairs = zip(parted.lanes(2), asked, strict=True)
     streams = [lane.stream(prompt, max_new_tokens=count) for lane, (prompt, count) in pairs]
     read: list[int] = []
-    assert parted.engine.attached is not None
-    drafts = parted.engine.attached.drafter.model
+    assert parted.lane.attached is not None
+    drafts = parted.lane.attached.drafter.model
     watch(
         monkeypatch,
         NativeModel,
         lambda each: read.append(len(each.ids) * (each.sequence.model is drafts and not each.keep)),
     )
     clock = SimpleNamespace(perf_counter=lambda: ID_S * sum(read))
-    monkeypatch.setattr("omnidraft.decoding.batched_passes.time", clock)
+    monkeypatch.setattr("omnidraft.decoding.schedule.time", clock)
     most = 0
 
     def look(steps: list[Step]) -> None:
@@ -261,7 +263,7 @@ def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypat
         read.clear()
 
     turns_of(streams, look)
-    assert CHUNK <= most <= omnidraft.decoding.batched_passes.PARTS_S / ID_S
+    assert CHUNK <= most <= DRAFTERS_S / ID_S
     without = [record.no_draft_reason for record in streams[1].rounds]
     assert "the drafter still reads the prompt" in without
     assert any(record.draft for record in streams[1].rounds)
@@ -273,37 +275,34 @@ def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypat
 
 def failing(model: OmniDraft, stream: Stream, how: str, patch: pytest.MonkeyPatch) -> type[Exception]:
     """Have a stream fail in its third round."""
-    engine = stream.engine
     if how == "the pass":  # each time that the sequence is in it
-        watch(patch, NativeModel, lambda each: _fail(each.sequence is engine.target and len(stream.rounds) == 2))
+        watch(patch, NativeModel, lambda each: _fail(each.sequence is stream.lane.target and len(stream.rounds) == 2))
         return MemoryError
     if how == "logits":
         true = Read.checked
 
         def checked(read: Read, logits: torch.Tensor) -> torch.Tensor:
-            if read.sequence is engine.target and len(stream.rounds) == 2:
+            if read.sequence is stream.lane.target and len(stream.rounds) == 2:
                 logits = logits * torch.nan
             return true(read, logits)
 
         patch.setattr(Read, "checked", checked)
         return NumericsError
     if how == "ids":
-        true_propose = engine.propose
 
-        def propose(request: Any) -> Any:
-            if len(stream.rounds) == 2:
+        def proposed(lane: Any, request: Any) -> Any:
+            if lane is stream.lane and len(stream.rounds) == 2:
                 request.ids[-1] = model.vocab.size + 5
-            return true_propose(request)
+            return propose(lane, request)
 
-        patch.setattr(engine, "propose", propose)
+        patch.setattr("omnidraft.decoding.round.propose", proposed)
         return omnidraft.errors.PromptError
-    true_commit = engine.commit
 
-    def commit(*arguments: Any) -> Any:
-        _fail(len(stream.rounds) == 2)
-        return true_commit(*arguments)
+    def committed(lane: Any, *rest: Any) -> Any:
+        _fail(lane is stream.lane and len(stream.rounds) == 2)
+        return commit(lane, *rest)
 
-    patch.setattr(engine, "commit", commit)
+    patch.setattr("omnidraft.decoding.stream.commit", committed)
     return MemoryError
 
 
@@ -357,7 +356,7 @@ def test_a_failure_to_write_the_text_is_one_request_s_own(
 def test_a_pass_that_fails_once_is_made_again_one_by_one(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [exact.generate(prompt, max_new_tokens=COUNT) for prompt in PROMPTS[:3]]
     _, streams = lanes_of(exact, *PROMPTS[:3])
-    true, calls = NativeModel._read_part, 0  # noqa: SLF001
+    true, calls = NativeModel._read_joint, 0  # noqa: SLF001
 
     def failing_once(model: NativeModel, reads: Sequence[Read], *arguments: Any) -> None:
         nonlocal calls
@@ -365,7 +364,7 @@ def test_a_pass_that_fails_once_is_made_again_one_by_one(exact: OmniDraft, monke
         calls += len(reads) == 3
         _fail(calls == 4 and len(reads) == 3)
 
-    monkeypatch.setattr(NativeModel, "_read_part", failing_once)
+    monkeypatch.setattr(NativeModel, "_read_joint", failing_once)
     turns_of(streams)
     assert calls > 4
     assert [stream.result.token_ids for stream in streams] == [answer.token_ids for answer in expected]

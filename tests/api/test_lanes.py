@@ -12,8 +12,8 @@ import torch
 
 import omnidraft
 from omnidraft.api import Lane, OmniDraft
+from omnidraft.decoding.stream import Generation, Stream
 from omnidraft.errors import ConfigError, NumericsError, OmniDraftError
-from omnidraft.generation import Generation, Stream
 from omnidraft.models.language_model import Read
 from support.assembling import load_with
 from support.learning import FAST, adaptive_of, alone
@@ -75,7 +75,7 @@ def test_greedy_answers_are_those_of_the_target_alone(target: Path, drafter: Pat
         for prompt, size, answer in zip(prompts, sizes, found, strict=True):
             assert answer.token_ids == alone(model, prompt, size)
             assert answer.text == model.generate(prompt, max_new_tokens=size).text
-    assert model.engine.target.length == 0, "they leave the model's own cache alone"
+    assert model.lane.target.length == 0, "they leave the model's own cache alone"
 
 
 def test_a_seed_gives_the_answer_that_it_gives_alone(target: Path, drafter: Path) -> None:

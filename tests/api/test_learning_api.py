@@ -39,12 +39,12 @@ def test_what_was_measured_goes_on_with_the_profile(target: Path, drafter: Path)
     with omnidraft.load(
         target, drafter, adapt="inline", **FAST | {"draft_length": "goodput"}, warn=pytest.fail
     ) as first:
-        policy = first.engine.policy
+        policy = first.lane.policy
         assert isinstance(policy, Goodput)
         untouched = policy.state()
         answers(first, 4)
         assert not np.array_equal(policy.state(), untouched)
-    again = omnidraft.load(target, drafter, warn=pytest.fail).engine.policy
+    again = omnidraft.load(target, drafter, warn=pytest.fail).lane.policy
     assert isinstance(again, Goodput)
     assert np.array_equal(again.state(), policy.state())
 
@@ -376,15 +376,15 @@ def test_the_shape_of_the_profile_is_used_and_not_contradicted(target: Path, dra
 def test_modes_that_have_no_ngrams_keep_those_of_the_profile(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", **FAST) as model:
         answers(model, 4, temperature=1.0)
-    assert model.engine.attached is not None
-    kept = model.engine.attached.cache.state()
+    assert model.lane.attached is not None
+    kept = model.lane.attached.cache.state()
     with load_with(target, drafter, adapt="inline", mode="intersection", **FAST, warn=pytest.fail) as other:
-        assert other.engine.attached is not None
-        assert other.engine.attached.cache.size == 0
+        assert other.lane.attached is not None
+        assert other.lane.attached.cache.size == 0
         answers(other, 4)
     with omnidraft.load(target, drafter, warn=pytest.fail) as again:
-        assert again.engine.attached is not None
-        state = again.engine.attached.cache.state()
+        assert again.lane.attached is not None
+        state = again.lane.attached.cache.state()
     assert again.learned["answers"] == 8
     assert all((state[name] == kept[name]).all() for name in kept)
     assert len(saved(home)) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.api import OmniDraft
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.errors import ConfigError
 from support.assembling import load_with
@@ -148,13 +148,13 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens in the target's KV cache at the end of each request."""
     found: list[int] = []
-    release = Engine.release
+    release = Lane.release
 
-    def noting(self: Engine) -> None:
+    def noting(self: Lane) -> None:
         found.append(self.target.length)
         release(self)
 
-    monkeypatch.setattr(Engine, "release", noting)
+    monkeypatch.setattr(Lane, "release", noting)
     return found
 
 
@@ -176,7 +176,7 @@ def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(
         if ending == "eos":
             if whole[count - 1] in whole[: count - 1]:
                 continue
-            model.engine.eos = frozenset({whole[count - 1]})
+            model.lane.eos = frozenset({whole[count - 1]})
         observed.clear()
         stream = model.stream(prompt, max_new_tokens=LENGTH if ending == "eos" else count, **sampling)
         list(stream)

@@ -14,15 +14,16 @@ import torch
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
-from omnidraft.decoding.batched_passes import Stopped
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.passes import Stopped
 from omnidraft.models.language_model import Read
 from omnidraft.models.native.model import NativeModel
 from omnidraft.models.transformers_model import TransformersModel
 from support.compilers import needs_the_8_bit_step
-from support.engines import sampler
+from support.lanes import sampler
 from support.models import Constant
 from support.reads import watch
+from support.rounds import begun, verified
 
 pytestmark = pytest.mark.usefixtures("home")
 PART = 8  # tokens
@@ -79,8 +80,8 @@ def test_the_drafters_reading_is_stopped_too(model: OmniDraft, monkeypatch: pyte
         if read.sequence.model is drafts:
             read_by_it.append(len(read.ids))
 
-    assert model.engine.attached is not None
-    drafts = model.engine.attached.drafter.model
+    assert model.lane.attached is not None
+    drafts = model.lane.attached.drafter.model
     expected = model.generate(PROMPT, max_new_tokens=12).token_ids
     watch(monkeypatch, NativeModel, counted)
     (lane,) = model.lanes(1)
@@ -111,7 +112,7 @@ def test_an_interrupt_leaves_the_models_usable(
     model: OmniDraft, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = model.generate(PROMPT, max_new_tokens=12).token_ids
-    reading = "_read" if model.target.lm.precision == "float32" else "_read_part"
+    reading = "_read" if model.target.lm.precision == "float32" else "_read_joint"
     inner = getattr(type(model.target.lm), reading)
 
     def interrupted(*arguments: Any) -> Any:
@@ -120,7 +121,7 @@ def test_an_interrupt_leaves_the_models_usable(
             raise KeyboardInterrupt
         return found
 
-    model.engine.release()  # the prompt is to be read again
+    model.lane.release()  # the prompt is to be read again
     parts.clear()
     with monkeypatch.context() as patch:
         patch.setattr(type(model.target.lm), reading, interrupted)
@@ -140,7 +141,7 @@ def test_parts_are_those_of_the_model(
     """And the time that each takes is of the round."""
     found: list[tuple[int, int]] = []
     clock = SimpleNamespace(perf_counter=lambda: float(sum(map(sum, found))))
-    monkeypatch.setattr("omnidraft.decoding.engine.time", clock)
+    monkeypatch.setattr("omnidraft.decoding.round.time", clock)
 
     class Noted(Constant):
         chunk = PART
@@ -151,16 +152,16 @@ def test_parts_are_those_of_the_model(
 
     noted = Noted(9, 1)
     for stopped in (False, True):
-        engine = Engine(noted, ())
-        request = engine.begin([3] * count, 1, Sampling(), sampler())
+        lane = Lane(noted, ())
+        request = begun(lane, [3] * count, 1, Sampling(), sampler())
         request.stop = lambda stopped=stopped: stopped  # type: ignore[misc]
         if stopped and len(expected) > 1:
             with pytest.raises(Stopped):
-                engine.verify(request)
+                verified(lane, request)
             assert found == expected[:1]
         else:
-            verified = engine.verify(request)
-            assert verified.emitted == (1,)
+            outcome = verified(lane, request)
+            assert outcome.emitted == (1,)
             assert found == expected
-            assert verified.times.verify_s == sum(map(sum, expected))
+            assert outcome.times.verify_s == sum(map(sum, expected))
         found.clear()

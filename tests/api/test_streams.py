@@ -89,12 +89,12 @@ def test_the_next_request_reads_what_is_new_to_it(target: Path, drafter: Path, d
     answer = model.generate(prompt, max_new_tokens=8).token_ids
     longer = [*prompt, *answer, *prompt]
     # the last token of an answer is not read
-    assert model.engine.common(longer) == (len(prompt) + len(answer) - 1 if keeps else 0)
+    assert model.lane.common(longer) == (len(prompt) + len(answer) - 1 if keeps else 0)
     for asked in (longer, prompt[:1], prompt):
         expected = fresh.generate(asked, max_new_tokens=8).token_ids
-        fresh.engine.release()
+        fresh.lane.release()
         assert model.generate(asked, max_new_tokens=8).token_ids == expected
-        assert (model.engine.common(prompt) > 0) == keeps
+        assert (model.lane.common(prompt) > 0) == keeps
 
 
 def test_a_logits_processor_decides_what_may_be_said(model: OmniDraft) -> None:
@@ -125,7 +125,7 @@ def test_a_logits_processor_may_write_into_its_scores(
         return scores
 
     # the target's own distributions are recorded, as where they are learned from
-    monkeypatch.setattr(steady.engine, "teacher_temperature", 1.0)
+    monkeypatch.setattr(steady.lane, "teacher_temperature", 1.0)
     found = []
     for processor in (aside, in_place):
         stream = steady.stream(PROMPT, max_new_tokens=8, logits_processor=[processor], **sampling)
@@ -142,7 +142,7 @@ def test_a_stream_lets_go_of_its_state(model: OmniDraft, ending: str) -> None:
     try:
         stream = model.stream(PROMPT, max_new_tokens=40)
         next(stream)
-        assert model.engine.target.length > 0
+        assert model.lane.target.length > 0
         if ending == "closed":
             stream.close()
         elif ending == "with":
@@ -154,11 +154,11 @@ def test_a_stream_lets_go_of_its_state(model: OmniDraft, ending: str) -> None:
             for _ in stream:
                 break
         del stream
-        assert model.engine.target.length == 0
+        assert model.lane.target.length == 0
     finally:
         gc.enable()
-    assert model.engine.attached is not None
-    assert model.engine.attached.drafter.sequence.length == 0
+    assert model.lane.attached is not None
+    assert model.lane.attached.drafter.sequence.length == 0
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def test_a_stream_is_closed_by_another_thread(model: OmniDraft) -> None:
     result = stream.result
     assert (result.stats.rounds, result.finish_reason, result.text) == (1, "interrupted", "".join(pieces))
     assert list(stream) == []
-    assert model.engine.target.length == 0
+    assert model.lane.target.length == 0
 
 
 def test_a_closed_stream_waits_for_no_later_text(model: OmniDraft) -> None:
@@ -232,7 +232,7 @@ def test_a_stream_that_is_closed_before_its_turn_ends_quietly(model: OmniDraft) 
     found: list[list[str]] = []
     reader = threading.Thread(target=lambda: found.append(list(stream)))
     assert model.adaptive is not None
-    with model.adaptive.shared.slot.lock:
+    with model.adaptive.shared.turns.lock:
         reader.start()
         reader.join(0.1)  # it waits for the models
         stream.close()
@@ -250,7 +250,7 @@ def test_a_stream_that_its_own_processor_reads_or_closes(model: OmniDraft) -> No
 
     stream = model.stream(PROMPT, max_new_tokens=40, logits_processor=[closing])
     list(stream)
-    assert (stream.result.stats.rounds, model.engine.target.length) == (1, 0)
+    assert (stream.result.stats.rounds, model.lane.target.length) == (1, 0)
 
 
 @pytest.mark.parametrize("ending", ["left", "overtaken"])

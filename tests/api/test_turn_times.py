@@ -12,13 +12,12 @@ import pytest
 
 import omnidraft
 from omnidraft.api import OmniDraft
-from omnidraft.decoding.batched_passes import PARTS_S
 from omnidraft.decoding.drafter import TAIL
-from omnidraft.draft_length.batch_goodput import EVERY, PART_S
-from omnidraft.generation import Step, Stream, step_together
+from omnidraft.decoding.schedule import CHUNK_S, DRAFTERS_S, EVERY, Step, step_together
+from omnidraft.decoding.stream import Stream
 from omnidraft.models.language_model import Read
 from omnidraft.models.native.model import NativeModel
-from omnidraft.models.transformers_model import CHUNK, PART, TransformersModel
+from omnidraft.models.transformers_model import CHUNK, SHARED_CHUNK, TransformersModel
 from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step
 from support.reads import watch
@@ -37,7 +36,7 @@ class Clock:
     def __init__(self, patch: pytest.MonkeyPatch, cost: Callable[[Read], float]) -> None:
         self.now = 0.0
         clock = SimpleNamespace(perf_counter=lambda: self.now)
-        for module in ("generation", "decoding.engine", "decoding.batched_passes"):
+        for module in ("decoding.round", "decoding.lane", "decoding.passes", "decoding.schedule"):
             patch.setattr(f"omnidraft.{module}.time", clock)
 
         def taken(read: Read) -> None:
@@ -90,7 +89,7 @@ def test_an_answer_goes_on_beside_long_prompts(
         gaps.append(clock.now - began)
     assert len(gaps) > 10
     # a part of a prompt, a round of three with two steps of the drafter, and what drafters read of long texts
-    most = PART_S + 3 * (3 * PASS_S + 6 * ID_S) + PARTS_S + 3 * TAIL * ID_S
+    most = CHUNK_S + 3 * (3 * PASS_S + 6 * ID_S) + DRAFTERS_S + 3 * TAIL * ID_S
     assert max(gaps[1:]) < most < 512 * ID_S / 2
     for stream in reading:
         "".join(stream)
@@ -111,27 +110,27 @@ def test_parts_are_the_same_whoever_waits_where_rows_depend_on_each_other(
         running = first.stream(PROMPT, max_new_tokens=COUNT)
         running.step()
         stream = other.stream(LONG, max_new_tokens=1)
-        held = other.engine.target
+        held = other.target
         until([running, stream] if beside else [stream], lambda steps: not steps[-1].waits)
         found.append(list(parts))
         parts.clear()
     assert found[0] == found[1]
-    assert max(found[0]) == PART
+    assert max(found[0]) == SHARED_CHUNK
 
 
 def test_parts_are_of_the_size_that_a_model_can_read_in_time(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(target, None, "float32", draft_length=0).target.lm
-    assert model.part == CHUNK, "a small one reads many"
+    assert model.shared_chunk == CHUNK, "a small one reads many"
     weights = model.model.num_parameters()
     monkeypatch.setattr("omnidraft.models.transformers_model.WORK", 100 * weights)
-    assert TransformersModel(model.model).part == 100
+    assert TransformersModel(model.model).shared_chunk == 100
 
 
 def test_costs_are_measured_beside_prompts_that_never_end(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(target, None, "int8", draft_length="goodput")
     Clock(monkeypatch, by_length)
     first, other = model.lanes(2)
-    batch = first.engine.batch
+    batch = first.batch
     assert batch is not None
     running = first.stream(PROMPT, max_new_tokens=COUNT)
     running.step()

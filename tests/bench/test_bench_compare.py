@@ -12,7 +12,8 @@ from transformers.generation import candidate_generator
 
 from omnidraft.bench.records import METHODS, read
 from omnidraft.cli import main as cli
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.round import commit
 from omnidraft.verification.round import Round
 from support.command_line import one_error
 
@@ -22,14 +23,13 @@ Captured = pytest.CaptureFixture[str]
 
 def spoil(patch: pytest.MonkeyPatch) -> None:
     """Let a drafter change the last token of every answer."""
-    commit = Engine.commit
 
-    def changed(self: Engine, *rest: Any) -> Round:
-        record = commit(self, *rest)
-        last = record.finish is not None and self.attached is not None
+    def changed(lane: Lane, *rest: Any) -> Round:
+        record = commit(lane, *rest)
+        last = record.finish is not None and lane.attached is not None
         return replace(record, emitted=(*record.emitted[:-1], record.emitted[-1] ^ 1)) if last else record
 
-    patch.setattr(Engine, "commit", changed)
+    patch.setattr("omnidraft.decoding.stream.commit", changed)
 
 
 COUNT = 8

@@ -10,9 +10,9 @@ import pytest
 
 import omnidraft
 from omnidraft.api import OmniDraft
-from omnidraft.bench.interleaved import EngineMethod, TimedAnswer, drafter_of, interleave, ordered
+from omnidraft.bench.interleaved import LaneMethod, TimedAnswer, drafter_of, interleave, ordered
 from omnidraft.config import Sampling
-from support.engines import isolated
+from support.lanes import isolated
 
 
 class Scripted:
@@ -61,7 +61,7 @@ def test_answers_grow_together_and_end_on_their_own() -> None:
 
 def test_methods_share_nothing_of_an_answer(model: OmniDraft) -> None:
     lengths: tuple[int | str, ...] = (0, 1, 3, "goodput")
-    methods = [EngineMethod(str(length), isolated(model, draft_length=length), Sampling()) for length in lengths]
+    methods = [LaneMethod(str(length), isolated(model, draft_length=length), Sampling()) for length in lengths]
     for prompt in ("hello world", "the world was"):
         timed = interleave(methods, model.encode(prompt), 20)
         assert len({tuple(each.answer.tokens) for each in timed}) == 1
@@ -69,23 +69,23 @@ def test_methods_share_nothing_of_an_answer(model: OmniDraft) -> None:
 
 
 def test_draws_are_decided_by_the_seed(model: OmniDraft) -> None:
-    method = EngineMethod("one", isolated(model, draft_length=0), Sampling(temperature=1.0))
+    method = LaneMethod("one", isolated(model, draft_length=0), Sampling(temperature=1.0))
     ids = model.encode("hello world")
     said = [tuple(interleave([method], ids, 12, seed)[0].answer.tokens) for seed in (1, 2, 1)]
     assert said[0] == said[2] != said[1]
 
 
 def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> None:
-    method = EngineMethod("goodput", isolated(model, draft_length="goodput", ngram_seed="empty"), Sampling())
-    before = method.engine
+    method = LaneMethod("goodput", isolated(model, draft_length="goodput", ngram_seed="empty"), Sampling())
+    before = method.lane
     assert before.attached is not None
     before.attached.cache.observe(range(model.vocab.size))
     assert before.attached.cache.size > 0
     method.restart()
-    assert method.engine.attached is not None
-    assert method.engine.attached.cache.size == 0
-    assert method.engine.policy is before.policy
-    assert method.engine.target.model is before.target.model
+    assert method.lane.attached is not None
+    assert method.lane.attached.cache.size == 0
+    assert method.lane.policy is before.policy
+    assert method.lane.target.model is before.target.model
 
 
 def test_without_a_drafter_there_is_nothing_to_compare(target: Path) -> None:

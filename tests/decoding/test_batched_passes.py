@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from omnidraft.counts.counts import Guess
-from omnidraft.decoding.batched_passes import Passes, run, run_batched
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes, run, run_batched
 from omnidraft.draft_length.simple_policies import Fixed
 from omnidraft.errors import PromptError
 from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.models.native.model import NativeModel
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.sampling import Sampler
-from support.engines import sampler
 from support.exact_models import native_step
+from support.lanes import sampler
 from support.models import random_model
 from support.reads import passes_of
 

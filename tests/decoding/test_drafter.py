@@ -14,19 +14,20 @@ import torch
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.counts.counts import Counts
-from omnidraft.decoding.batched_passes import Passes, run
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes, run
 from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.decoding.stream import decode
 from omnidraft.distillation.online_adaptation import Adaptation
 from omnidraft.draft_length.simple_policies import Fixed
 from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.models.native.model import NativeModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered
-from support.engines import context_of, engine, generate, sampler, tokens, written
-from support.engines import family_language as small
 from support.enumeration import EXACT, distance, distribution_of, first_tokens, plain_distribution
 from support.exact_models import native_step
+from support.lanes import context_of, generate, lane, sampler, tokens, written
+from support.lanes import family_language as small
 from support.models import Knowing, Scripted, random_model
 from support.table_models import PROMPT, Greedy, Shape, TableModel, make_world
 from support.texts import TEXTS
@@ -146,8 +147,8 @@ def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, m
     own, other = small("llama2"), small("qwen2")
     ids = small("qwen2").read(TEXTS[script])[:70]
     drafter = Knowing(own.vocab, own.speller, TEXTS[script].encode(), wrong=7)
-    engine_ = engine(Scripted(other.vocab.size, ids), other, drafter, own, draft_length=3)
-    engine_.policy = Seldom()
+    lane_ = lane(Scripted(other.vocab.size, ids), other, drafter, own, draft_length=3)
+    lane_.policy = Seldom()
     began = len(context_of(own, other).prompt(ids[:10]))
     heard: list[bytes] = []
     draft = Drafter.draft
@@ -159,7 +160,7 @@ def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, m
     monkeypatch.setattr(Drafter, "draft", noted)
     said: list[bytes] = []
     records: list[Round] = []
-    for record in engine_.rounds(ids[:10], 50, Sampling(), sampler()):
+    for record in decode(lane_, ids[:10], 50, Sampling(), sampler()):
         if record.draft:
             said.append(written(other.vocab, tokens(records)))
         records.append(record)
@@ -178,7 +179,7 @@ def test_greedy_identity_where_the_text_is_broken_characters(k: int) -> None:
     expected = generate(target, prompt, 60)
     assert len(set(expected)) > 20
     drafter = random_model("llama", own.vocab.size, seed=2, layers=1)
-    rounds = engine(target, other, drafter, own, draft_length=k).rounds(prompt, 60, Sampling(), sampler())
+    rounds = decode(lane(target, other, drafter, own, draft_length=k), prompt, 60, Sampling(), sampler())
     assert tokens(list(rounds)) == expected
 
 
@@ -186,17 +187,17 @@ def test_training_examples_are_spelled_token_by_token_after_the_prompt_as_it_was
     own, other = small("llama2"), small("qwen2")
     ids = small("qwen2").read(TEXTS["Hindi"])[:40]
     serving = SharedDrafter(random_model("llama", own.vocab.size, seed=2, layers=1))
-    engine_ = engine(Scripted(other.vocab.size, ids), other, serving.model, own, draft_length=2)
-    assert engine_.attached is not None
-    engine_.teacher_temperature = 1.0
-    adaptation = Adaptation(engine_.attached, serving, None)
-    records = list(engine_.rounds(ids[:10], 30, Sampling(), sampler()))
-    answer, spelled = adaptation.answer(records), engine_.attached.context
+    lane_ = lane(Scripted(other.vocab.size, ids), other, serving.model, own, draft_length=2)
+    assert lane_.attached is not None
+    lane_.teacher_temperature, lane_.keeps = 1.0, True
+    adaptation = Adaptation(lane_.attached, serving, None)
+    records = list(decode(lane_, ids[:10], 30, Sampling(), sampler()))
+    answer, spelled = adaptation.answer(records), lane_.attached.context
     assert answer.prompt == tuple(spelled.prompt(ids[:10]))
     assert answer.tokens == tuple(ids[10:])
     assert [list(part) for part in answer.written] == [spelled.tokens([token]) for token in ids[10:]]
     assert len(answer.distributions) == 30
-    text = engine_.attached.drafter.text
+    text = lane_.attached.drafter.text
     assert text != [*answer.prompt, *itertools.chain.from_iterable(answer.written)]  # which is what it drafted from
 
 
@@ -239,11 +240,11 @@ def joint_distribution(drafter: type[Late], count: int, **drafting: Any) -> tupl
 
     def run(draw: Sampler) -> tuple[int, ...]:
         nonlocal changes
-        own = world.engine(**drafting)
+        own = world.lane(**drafting)
         assert own.attached is not None
         watched = drafter(world.drafter)
         own.attached = replace(own.attached, drafter=watched)
-        rounds = own.rounds([PROMPT], count, Sampling(temperature=1.0), draw)
+        rounds = decode(own, [PROMPT], count, Sampling(temperature=1.0), draw)
         said = tuple(token for record in rounds for token in record.emitted)
         changes += watched.changes
         return said

@@ -11,16 +11,19 @@ import torch
 
 from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.answer_memory import AnswerMemory
-from omnidraft.decoding.engine import AGAIN, Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.round import AGAIN, commit
+from omnidraft.decoding.stream import decode
 from omnidraft.models.hybrid_checks import ONE_BY_ONE as REASON
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.round import Round
 from support.drafts import OWN, TARGET, adversary
-from support.engines import engine, generate, sampler, tokens, written
 from support.generating import helped, load
 from support.hybrids import HYBRIDS, MIXTURES, ONE_BY_ONE, hybrid
+from support.lanes import generate, lane, sampler, tokens, written
 from support.models import Constant, Knowing
+from support.rounds import begun, verified
 
 PROMPT = [40, 50, 60, 70]
 COUNT = 40
@@ -32,8 +35,8 @@ def target_of(kind: str) -> TransformersModel:
     return TransformersModel(hybrid(kind, vocab_size=TARGET.vocab.size))
 
 
-def run(engine_: Engine, prompt: list[int] = PROMPT, count: int = COUNT) -> list[Round]:
-    return list(engine_.rounds(prompt, count, Sampling(), sampler()))
+def run(lane_: Lane, prompt: list[int] = PROMPT, count: int = COUNT) -> list[Round]:
+    return list(decode(lane_, prompt, count, Sampling(), sampler()))
 
 
 def drafters(prompt: list[int], text: list[int]) -> dict[str, LanguageModel]:
@@ -52,11 +55,11 @@ def test_greedy_text_is_that_of_generate(kind: str) -> None:
     target = target_of(kind)
     expected = generate(target, PROMPT, COUNT)
     assert len(set(expected)) > 4
-    assert tokens(run(Engine(target, ()))) == expected
+    assert tokens(run(Lane(target, ()))) == expected
     accepted = refused = 0
     for name, drafter in drafters(PROMPT, expected).items():
         for length in (1, 4, "goodput"):
-            records = run(engine(target, TARGET, drafter, OWN, draft_length=length, drafter_temperature=1.0))
+            records = run(lane(target, TARGET, drafter, OWN, draft_length=length, drafter_temperature=1.0))
             assert tokens(records) == expected, (name, length)
             accepted += sum(record.counts.accepted for record in records)
             refused += sum(record.counts.accepted < len(record.proposals) for record in records)
@@ -68,11 +71,11 @@ def test_greedy_text_is_that_of_generate(kind: str) -> None:
 def test_an_answer_is_drafted_from_one_before_without_a_drafter(kind: str) -> None:
     target, memory = target_of(kind), AnswerMemory()
     expected = generate(target, PROMPT, COUNT)
-    engine_ = Engine(target, (), None, Drafting(draft_length=4))
+    lane_ = Lane(target, (), None, Drafting(draft_length=4))
     for turn in range(2):
-        request, records = engine_.begin(PROMPT, COUNT, Sampling(), sampler(), memory=memory), list[Round]()
+        request, records = begun(lane_, PROMPT, COUNT, Sampling(), sampler(), memory=memory), list[Round]()
         while request.open:
-            records.append(engine_.commit(request, engine_.verify(request)))
+            records.append(commit(lane_, request, verified(lane_, request)))
         assert tokens(records) == expected
         assert bool(turn) <= (sum(record.counts.accepted for record in records) > COUNT // 2)
 
@@ -81,7 +84,7 @@ def test_an_answer_is_drafted_from_one_before_without_a_drafter(kind: str) -> No
 def test_a_model_that_reads_one_by_one_has_no_drafts_and_says_why(kind: str) -> None:
     target = target_of(kind)
     expected = generate(target, PROMPT, COUNT)
-    records = run(engine(target, TARGET, drafters(PROMPT, expected)["right"], OWN))
+    records = run(lane(target, TARGET, drafters(PROMPT, expected)["right"], OWN))
     assert tokens(records) == expected
     assert {(record.no_draft_reason, record.draft) for record in records} == {(REASON, ())}
 
@@ -94,12 +97,12 @@ def test_what_is_kept_of_the_request_before_changes_no_text(kind: str) -> None:
     first = generate(target, start, 20)
     prompts = ([*start, *first, 7, 8], start, [*start[:80], 5, 9], [*start[:80], 6], [*start[:80], 4, 4], [9, 9, 9])
     drafter = Knowing(OWN.vocab, OWN.speller, written(TARGET.vocab, [*start, *first]), wrong=3)
-    pair = engine(target, TARGET, drafter, OWN)
-    keeping = Engine(target, (), pair.attached, pair.drafting, keeps=True)
+    pair = lane(target, TARGET, drafter, OWN)
+    keeping = Lane(target, (), pair.attached, pair.drafting, keeps=True)
     assert tokens(run(keeping, start, 20)) == first
     held = []
     for prompt in prompts:
-        keeping.begin(prompt, 12, Sampling(), sampler())
+        begun(keeping, prompt, 12, Sampling(), sampler())
         held.append(keeping.target.length)
         assert tokens(run(keeping, list(prompt), 12)) == generate(target, list(prompt), 12)
     assert kind == "jamba" or held[0] > len(start)
@@ -110,9 +113,7 @@ def test_a_text_to_read_again_that_grows_is_read_alone() -> None:
     target = target_of("qwen3_5_text")
     expected = generate(target, PROMPT, 120)
     text = written(TARGET.vocab, [*PROMPT, *expected])
-    records = run(
-        engine(target, TARGET, Knowing(OWN.vocab, OWN.speller, text, wrong=4), OWN, draft_length=7), count=120
-    )
+    records = run(lane(target, TARGET, Knowing(OWN.vocab, OWN.speller, text, wrong=4), OWN, draft_length=7), count=120)
     assert tokens(records) == expected
     assert max(record.counts.again for record in records if record.draft) <= 16
     alone = [record for record in records if record.no_draft_reason == AGAIN]
@@ -127,7 +128,7 @@ def test_a_long_prompt_is_read_before_anything_is_drafted() -> None:
     target = target_of("qwen3_5_text")
     prompt = [(11 * i) % 300 for i in range(40)]
     expected = generate(target, prompt, 10)
-    records = run(engine(target, TARGET, drafters(prompt, expected)["right"], OWN), prompt, 10)
+    records = run(lane(target, TARGET, drafters(prompt, expected)["right"], OWN), prompt, 10)
     assert records[0].no_draft_reason == AGAIN
     assert any(record.draft for record in records)
     assert all(record.counts.again == 0 for record in records[:2])

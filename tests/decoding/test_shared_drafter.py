@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from omnidraft.decoding.shared_drafter import SharedDrafter, Slot
+from omnidraft.decoding.lane import Turns
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import LanguageModel
 from support.models import random_model
@@ -37,35 +38,35 @@ def test_weights_are_lent_and_given_back(native_step: bool) -> None:
     assert torch.equal(source.new_sequence().forward(IDS, 5), plain)
 
 
-def test_a_request_goes_on_until_a_later_one_takes_the_slot() -> None:
-    slot = Slot()
-    slot.take("first")
-    slot.hold("first")
-    slot.check("first")
-    slot.take("second")  # as a logits processor may
+def test_a_request_goes_on_until_a_later_one_takes_the_lane() -> None:
+    turns = Turns()
+    turns.take("first")
+    turns.begin("first")
+    turns.check("first")
+    turns.take("second")  # as a logits processor may
     with pytest.raises(OmniDraftError, match="read a stream to its end"):
-        slot.check("first")
-    slot.lock.release()
+        turns.check("first")
+    turns.end()
     with pytest.raises(OmniDraftError):
-        slot.hold("first")
-    slot.check("second")
+        turns.begin("first")
+    turns.check("second")
 
 
-def test_a_request_that_lost_the_slot_does_not_wait_for_the_lock() -> None:
-    slot, begun, over = Slot(), threading.Event(), threading.Event()
+def test_a_request_that_lost_the_lane_does_not_wait_for_the_lock() -> None:
+    turns, begun, over = Turns(), threading.Event(), threading.Event()
 
     def later() -> None:
-        with slot.lock:
-            slot.take("later")
+        with turns.lock:
+            turns.take("later")
             begun.set()
             over.wait(30)
 
-    slot.take("earlier")
+    turns.take("earlier")
     thread = threading.Thread(target=later)
     thread.start()
     begun.wait(30)
     with pytest.raises(OmniDraftError):
-        slot.hold("earlier")
+        turns.begin("earlier")
     assert thread.is_alive()
     over.set()
     thread.join()
@@ -93,12 +94,12 @@ def test_what_is_lent_stays_as_it_is(native_step: bool) -> None:
 
 
 def test_requests_beside_one_another_take_nothing_away() -> None:
-    slot = Slot()
-    beside = slot.beside()
-    slot.take("first")
+    turns = Turns()
+    beside = turns.beside()
+    turns.take("first")
     beside.take("second")
-    slot.hold("first")
-    beside.hold("second")
-    slot.check("first")
+    turns.begin("first")
+    beside.begin("second")
+    turns.check("first")
     with pytest.raises(OmniDraftError):
-        slot.check("second")
+        turns.check("second")

@@ -76,8 +76,8 @@ def test_both_answers_are_printed_and_are_the_same(capsys: Captured) -> None:
 def test_the_two_take_turns_at_being_the_first(small: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     drafts: list[bool] = []
 
-    def answer(engine: Any, *_: object) -> demo.DemoAnswer:
-        drafts.append(engine.attached is not None)
+    def answer(lane: Any, *_: object) -> demo.DemoAnswer:
+        drafts.append(lane.attached is not None)
         return demo.DemoAnswer(tokens=(1, 2, 3, 4), rounds=2 if drafts[-1] else 4, seconds=1.0 if drafts[-1] else 2.0)
 
     monkeypatch.setattr(demo, "answer", answer)
@@ -90,9 +90,9 @@ def test_the_two_take_turns_at_being_the_first(small: Run, monkeypatch: pytest.M
 def test_a_wrong_token_is_loud_and_fails(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     right: Callable[..., demo.DemoAnswer] = demo.answer
 
-    def spoiled(engine: Any, *rest: Any) -> demo.DemoAnswer:
-        given = right(engine, *rest)
-        return replace(given, tokens=(*given.tokens[:-1], given.tokens[-1] ^ 1)) if engine.attached else given
+    def spoiled(lane: Any, *rest: Any) -> demo.DemoAnswer:
+        given = right(lane, *rest)
+        return replace(given, tokens=(*given.tokens[:-1], given.tokens[-1] ^ 1)) if lane.attached else given
 
     monkeypatch.setattr(demo, "answer", spoiled)
     assert main(["demo", "--json"]) == 1

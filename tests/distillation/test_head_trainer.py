@@ -1,4 +1,4 @@
-"""The acceptance head: its labels against an enumeration of the engine, and what it learns."""
+"""The acceptance head: its labels against an enumeration of the lane, and what it learns."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from distillation.test_losses import some_logits, some_teacher
 from distillation.test_teacher import whole
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Sampling
+from omnidraft.decoding.stream import decode
 from omnidraft.distillation import head_trainer as head_trainer_module
 from omnidraft.distillation.head_trainer import HeadTrainer
 from omnidraft.distillation.lora import parted
@@ -27,7 +28,7 @@ from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, ma
 NEVER = Sampling()
 
 
-# ---------------------------------------------------------------- labels, against an enumeration of the engine
+# ---------------------------------------------------------------- labels, against an enumeration of the lane
 
 
 def taught(world: World, cache: NgramCache, token: int) -> tuple[list[int], torch.Tensor]:
@@ -45,8 +46,8 @@ def enumerated(world: World, cache: NgramCache, written: list[int], sampling: Sa
     """For each number of symbols of a spelling that were drafted and accepted, how often the next one is."""
     reached: dict[int, float] = {}
     accepted: dict[int, float] = {}
-    engine = world.engine(cache, draft_length=len(written), verification="token")
-    for probability, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], FAR, sampling, draw))):
+    lane = world.lane(cache, draft_length=len(written), verification="token")
+    for probability, record in enumerate_draws(lambda draw: next(decode(lane, [PROMPT], FAR, sampling, draw))):
         walk = Walk(cache, world.vocab.eos)
         for draft in record.draft:
             walk.push(draft)
@@ -106,8 +107,8 @@ def test_a_greedy_target_goes_on_as_the_teacher_says(shape: str, active: str) ->
         made = example.teacher
         best = dict(zip((made.positions + example.first).tolist(), made.best.tolist(), strict=True))
         length = len(spelled_[0])
-        engine = world.engine(cache, draft_length=length + 1, drafter_temperature=1.0)
-        for _, record in enumerate_draws(lambda draw, engine=engine: next(engine.rounds([PROMPT], FAR, NEVER, draw))):  # type: ignore[misc]
+        lane = world.lane(cache, draft_length=length + 1, drafter_temperature=1.0)
+        for _, record in enumerate_draws(lambda draw, lane=lane: next(decode(lane, [PROMPT], FAR, NEVER, draw))):  # type: ignore[misc]
             if list(record.draft[:length]) == spelled_[0] and len(record.draft) > length:
                 right = record.draft[length] == best[len(prompt) + length - 1]
                 assert (record.counts.draft_accepted > length) is right

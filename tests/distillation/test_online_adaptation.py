@@ -15,9 +15,10 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Learning, Sampling
-from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.decoding.stream import decode
 from omnidraft.distillation.background_trainer import BackgroundTrainer
 from omnidraft.distillation.inline_trainer import InlineTrainer
 from omnidraft.distillation.lora import merged, parted
@@ -29,8 +30,8 @@ from omnidraft.models.native.weights import RoundedWeights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered
-from support.engines import SMALL, SMALL_PROMPTS, engine, generate, tokens
 from support.enumeration import EXACT, Distribution, distance, distribution_of, first_tokens, plain_distribution
+from support.lanes import SMALL, SMALL_PROMPTS, generate, lane, tokens
 from support.learning import answered
 from support.models import random_model
 from support.table_models import PROMPT, TableModel, World, make_world
@@ -69,12 +70,12 @@ def law_with_swaps(world: World, drafter: type[Drafter], count: int, **drafting:
     """The law of the first tokens, where each round's drafter has weights of its own."""
 
     def run(draw: Sampler) -> tuple[int, ...]:
-        own = world.engine(NgramCache(world.table, seed="vocabulary"), **drafting)
+        own = world.lane(NgramCache(world.table, seed="vocabulary"), **drafting)
         assert own.attached is not None
         own.attached = replace(own.attached, drafter=drafter(TableModel(world.drafter_vocab.size, ("swapped", 0))))
         changing = Changing(world, own.attached.drafter)
         said: list[int] = []
-        for record in own.rounds([PROMPT], count, Sampling(temperature=1.0), draw):
+        for record in decode(own, [PROMPT], count, Sampling(temperature=1.0), draw):
             said += record.emitted
             changing.after_round()
         return tuple(said)
@@ -133,17 +134,17 @@ class Perturbing:
 
 
 class Setting:
-    """An engine over two small languages, whose drafter of an architecture may learn."""
+    """A lane over two small languages, whose drafter of an architecture may learn."""
 
     def __init__(self, kind: str = "llama", **drafting: Any) -> None:
         (target, drafter), self.eos = SMALL, SMALL[0].vocab.eos
         self.target = random_model("llama", target.vocab.size, 10)
         self.shared = SharedDrafter(random_model(kind, drafter.vocab.size, 2))
-        self.engine = engine(self.target, target, self.shared.model, drafter, **{"verification": "block"} | drafting)
-        self.engine.teacher_temperature = 1.0
+        self.lane = lane(self.target, target, self.shared.model, drafter, **{"verification": "block"} | drafting)
+        self.lane.teacher_temperature = 1.0
         self.prompts = [target.tokenizer(text)["input_ids"] for text in SMALL_PROMPTS]
-        assert self.engine.attached is not None
-        self.attached = self.engine.attached
+        assert self.lane.attached is not None
+        self.attached = self.lane.attached
 
     @property
     def source(self) -> PretrainedModel:
@@ -163,7 +164,7 @@ def test_greedy_text_is_that_of_transformers_while_weights_change_on_every_round
     learner = Perturbing(setting.source)
     adaptation = setting.adaptation(learner)
     for prompt in setting.prompts[:2]:
-        records = answered(adaptation, setting.engine, prompt, 24)
+        records = answered(adaptation, setting.lane, prompt, 24)
         assert tokens(records) == generate(setting.target, prompt, 24, setting.eos)
         assert len(records) > 3
     assert learner.polls > 2 * 3
@@ -178,7 +179,7 @@ def test_after_a_change_drafts_are_those_of_the_new_weights_on_the_whole_text(
 ) -> None:
     """The drafter's keys and values of before are not used again."""
     setting = Setting(kind)
-    setting.engine.counts = None  # drafts are the network's alone
+    setting.lane.counts = None  # drafts are the network's alone
     adaptation = setting.adaptation(Perturbing(setting.source))
     drafter = setting.attached.drafter
     original, base, seen = Drafter.draft, dict(setting.source.model.named_parameters()), list[bool]()
@@ -195,7 +196,7 @@ def test_after_a_change_drafts_are_those_of_the_new_weights_on_the_whole_text(
         return drafted, vectors
 
     monkeypatch.setattr(Drafter, "draft", watched)
-    answered(adaptation, setting.engine, setting.prompts[0], 24, temperature=1.0)
+    answered(adaptation, setting.lane, setting.prompts[0], 24, temperature=1.0)
     assert len(seen) > 4
     assert all(seen)
 
@@ -203,7 +204,7 @@ def test_after_a_change_drafts_are_those_of_the_new_weights_on_the_whole_text(
 def test_a_sampled_text_teaches_the_distributions_of_the_target_alone() -> None:
     setting = Setting()
     learner, prompt = Perturbing(setting.source), setting.prompts[1]
-    records = answered(setting.adaptation(learner), setting.engine, prompt, 16, temperature=0.7, top_k=3)
+    records = answered(setting.adaptation(learner), setting.lane, prompt, 16, temperature=0.7, top_k=3)
     (answer,) = learner.answers
     assert answer.tokens == tuple(tokens(records))
     assert [len(answer.distributions), len(answer.written)] == [16, 16]
@@ -218,7 +219,7 @@ def test_a_long_text_teaches_its_end_and_what_follows_as_far_as_there_is_room(mo
     monkeypatch.setattr("omnidraft.distillation.teacher.LONGEST", 48)
     setting = Setting()
     learner, prompt = Perturbing(setting.source), setting.prompts[0] * 3
-    records = answered(setting.adaptation(learner), setting.engine, prompt, 40)
+    records = answered(setting.adaptation(learner), setting.lane, prompt, 40)
     (answer,) = learner.answers
     assert answer.prompt == tuple(setting.attached.context.prompt(prompt)[-24:])
     assert 24 + sum(map(len, answer.written)) <= 48
@@ -274,11 +275,11 @@ def test_what_ends_learning_waits_for_an_answer_that_another_thread_teaches() ->
             raise OmniDraftError("the trainer has died")
 
     learner.teach, learner.close = teach, closed.set  # type: ignore[method-assign]
-    answered(adaptation, setting.engine, setting.prompts[0], 4)
+    answered(adaptation, setting.lane, setting.prompts[0], 4)
     ender.join()
     assert closed.is_set()
     assert adaptation.counters == learner.counters
-    assert setting.shared.slot.background == []
+    assert setting.shared.turns.background == []
     adaptation.teach([Round(emitted=(0,))])  # what comes later is not taught
 
 
@@ -293,7 +294,7 @@ def test_the_background_learns_what_inline_learns() -> None:
             learner = BackgroundTrainer(setting.source.model, LEARNING, setting.attached.cache.table, rounds=rounds)
         adaptation = setting.adaptation(learner)
         for prompt in setting.prompts[:2] * 2:
-            records = answered(adaptation, setting.engine, prompt, 16)
+            records = answered(adaptation, setting.lane, prompt, 16)
             assert tokens(records) == generate(setting.target, prompt, 16, setting.eos)
             adaptation.flush(lambda: waited.append(1))
         states.append(adaptation.state)

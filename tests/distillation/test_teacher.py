@@ -10,6 +10,7 @@ import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
+from omnidraft.decoding.stream import decode
 from omnidraft.distillation.losses import TeacherDistributions
 from omnidraft.distillation.teacher import Trace, exact_example
 from omnidraft.verification.sparse_probs import (
@@ -87,9 +88,9 @@ def test_a_drafter_that_drafts_by_r_is_never_refused(shape: str, seed: int) -> N
     world, cache = taught_world(shape, seed)
     symbols = 0
     for k in (1, 2, 3):
-        engine = world.engine(cache, draft_length=k, verification="token")
+        lane = world.lane(cache, draft_length=k, verification="token")
         for probability, record in enumerate_draws(
-            lambda draw, engine=engine: next(engine.rounds([PROMPT], FAR, SAMPLED, draw))  # type: ignore[misc]
+            lambda draw, lane=lane: next(decode(lane, [PROMPT], FAR, SAMPLED, draw))  # type: ignore[misc]
         ):
             walk = Walk(cache, world.vocab.eos)
             for draft in record.draft:

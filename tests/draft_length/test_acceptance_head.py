@@ -13,7 +13,7 @@ import torch
 import omnidraft
 from distillation.test_losses import some_logits
 from omnidraft.counts.counts import Guess
-from omnidraft.decoding import batched_passes
+from omnidraft.decoding import passes
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, bound, hidden_size, spread
 from omnidraft.draft_length.simple_policies import Fixed, HeadThreshold
@@ -125,7 +125,7 @@ def test_it_reads_what_the_next_distribution_is_made_of(kind: str, *, fast: bool
     model: LanguageModel = (native_of(source) if fast else None) or source
     listening, one = Listening(), Drafter(model)
     one.start([3, 1, 4, 1, 5])
-    batched_passes.run(one.draft(4, 0.0, lambda _: 0, lambda _: True, None, listening))
+    passes.run(one.draft(4, 0.0, lambda _: 0, lambda _: True, None, listening))
     assert len(listening.seen) == 4
     weight = source.model.get_output_embeddings().weight.detach()
     for logits, hidden in listening.seen:
@@ -139,7 +139,7 @@ def test_a_model_without_an_output_layer_has_no_head(monkeypatch: pytest.MonkeyP
     assert hidden_size(source.model) is None
     listening, one = Listening(), Drafter(TransformersModel(source.model))
     one.start([3, 1])
-    batched_passes.run(one.draft(2, 0.0, lambda _: 0, lambda _: True, None, listening))
+    passes.run(one.draft(2, 0.0, lambda _: 0, lambda _: True, None, listening))
     assert [hidden for _, hidden in listening.seen] == [None, None]
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from omnidraft.draft_length.batch_goodput import FIRST, LEAST, PART_S, BatchCosts, RowGoodput
+from omnidraft.draft_length.batch_goodput import BatchCosts, RowGoodput
 from omnidraft.draft_length.cost_model import PRIOR
 
 ROW, TOKEN, STEP, PLAIN_S = 0.15, 0.12, 0.1, 0.01  # in plain steps of one row, and seconds of one
@@ -70,25 +70,17 @@ def test_the_more_rows_the_more_a_draft_has_to_gain() -> None:
     assert wanted[-1] > 0.4
 
 
-def test_a_part_of_a_prompt_is_as_long_as_can_be_waited_for() -> None:
+def test_an_id_of_a_prompt_takes_what_it_adds_to_a_pass() -> None:
+    """Not what the rows beside it take, nor what the machine did once in a pass."""
     batch = BatchCosts()
-    assert batch.part(64, alone=False) == FIRST
-    assert batch.part(4, alone=False) == 4
-    for seconds in (1e-4, 5e-3, 1.0):
-        for _ in range(80):
-            batch.learn_part(20, 20 * seconds)
-        expected = min(64, max(LEAST, int(PART_S / seconds)))
-        assert batch.part(64, alone=False) == pytest.approx(expected, abs=1)
-        assert batch.part(64, alone=True) == 64, "nobody waits"
-
-
-def test_what_a_pass_takes_without_a_part_makes_parts_no_shorter() -> None:
-    """Nor does a pass in which the machine did something else."""
-    batch = BatchCosts()
+    assert batch.prompt_id_s == 0
     for _ in range(40):
         batch.learn(rows=1, emitted=1, proposed=0, passes=0, read=0, draft_s=0.0, verify_s=0.3)
-    for _ in range(80):
-        batch.learn_part(count := batch.part(64, alone=False), 0.3 + 0.005 * count)
-    assert batch.part(64, alone=False) == pytest.approx(PART_S / 0.005, abs=2)
-    batch.learn_part(40, 100.0)
-    assert batch.part(64, alone=False) > PART_S / 0.005 / 2
+    for count in range(1, 81):
+        batch.learn_prompt(count, 0.3 + 0.005 * count)
+    assert batch.prompt_id_s == pytest.approx(0.005, rel=0.05)
+    assert batch.unmeasured == 80
+    batch.learn_prompt(40, 100.0)
+    assert batch.prompt_id_s < 0.01
+    batch.learn(rows=1, emitted=1, proposed=0, passes=0, read=0, draft_s=0.0, verify_s=0.3)
+    assert batch.unmeasured == 0

@@ -13,8 +13,10 @@ import torch
 from omnidraft.config import DRAFT_LENGTHS, Drafting, Sampling
 from omnidraft.counts.counts import Guess
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.round import commit
 from omnidraft.decoding.stats import Stats
+from omnidraft.decoding.stream import decode
 from omnidraft.draft_length.acceptance_head import Head, spread
 from omnidraft.draft_length.goodput_policy import MEASURED, UNSURE, Goodput
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, Fixed, HeadThreshold, make_policy
@@ -25,6 +27,7 @@ from omnidraft.verification.trie_walk import Walk
 from support.assembling import load_with
 from support.enumeration import EXACT, SAMPLED, deviation, enumerate_draws
 from support.learning import PROMPTS, alone
+from support.rounds import begun, verified
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
 
 LONGEST = 3
@@ -104,10 +107,10 @@ POLICIES: dict[str, DraftLengthPolicy] = {
 # ---------------------------------------------------------------- the distribution
 
 
-def with_policy(world: World, policy: DraftLengthPolicy, cache: str, seed: int, **drafting: object) -> Engine:
-    engine = world.engine(frozen_cache(world, cache, seed), draft_length=LONGEST, **drafting)
-    engine.policy = policy
-    return engine
+def with_policy(world: World, policy: DraftLengthPolicy, cache: str, seed: int, **drafting: object) -> Lane:
+    lane = world.lane(frozen_cache(world, cache, seed), draft_length=LONGEST, **drafting)
+    lane.policy = policy
+    return lane
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed"])
@@ -116,8 +119,8 @@ def test_the_distribution_holds_wherever_a_draft_ends(shape: str, policy: str) -
     count = 1 if shape.startswith("long") else 2
     for active, seed, verification in (("all", 0, "block"), ("random", 1, "token")):
         world = make_world(shape, seed, 0.2 * seed)
-        engine = with_policy(world, POLICIES[policy], active, seed, verification=verification)
-        assert deviation(world, engine, count) < EXACT
+        lane = with_policy(world, POLICIES[policy], active, seed, verification=verification)
+        assert deviation(world, lane, count) < EXACT
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=3)])
@@ -129,8 +132,8 @@ def test_the_distribution_holds_in_other_modes_and_temperatures(policy: str, mod
         assert deviation(world, with_policy(world, POLICIES[policy], active, 3, mode=mode), 2, sampling) < EXACT
 
 
-def lengths(engine: Engine) -> Iterator[int]:
-    for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw))):
+def lengths(lane: Lane) -> Iterator[int]:
+    for _, record in enumerate_draws(lambda draw: next(decode(lane, [PROMPT], 100, SAMPLED, draw))):
         yield len(record.draft)
 
 
@@ -157,10 +160,10 @@ def test_a_policy_that_takes_back_a_drawn_token_changes_the_distribution(monkeyp
         return tokens, vectors[: len(tokens)]
 
     world = make_world("nested", 0)
-    engine = with_policy(world, Fixed(), "all", 0)
-    assert deviation(world, engine, 2) < EXACT
+    lane = with_policy(world, Fixed(), "all", 0)
+    assert deviation(world, lane, 2) < EXACT
     monkeypatch.setattr(Drafter, "draft", dropping)
-    assert deviation(world, engine, 2) > 1e-3
+    assert deviation(world, lane, 2) > 1e-3
 
 
 # ---------------------------------------------------------------- what each goes by
@@ -199,8 +202,8 @@ def test_the_setting_chooses_the_policy() -> None:
 
 def test_a_round_without_a_draft_says_why() -> None:
     world = make_world("nested", 0)
-    engine = with_policy(world, Goodput(LONGEST), "all", 0)
-    record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    lane = with_policy(world, Goodput(LONGEST), "all", 0)
+    record = next(decode(lane, [PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert (record.draft, record.no_draft_reason, record.counts.draft_passes) == ((), MEASURED, 0)
 
 
@@ -213,13 +216,13 @@ class Unlikely(Told):
 
 @pytest.mark.parametrize("policy", [HeadThreshold(1.0, Head()), HeadThreshold(0.5, Unlikely())])
 def test_a_first_token_that_is_not_drawn_is_no_draft_and_says_why(policy: DraftLengthPolicy) -> None:
-    engine = with_policy(make_world("nested", 0), policy, "all", 0)
-    record = next(engine.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    lane = with_policy(make_world("nested", 0), policy, "all", 0)
+    record = next(decode(lane, [PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert (record.draft, record.no_draft_reason, record.counts.draft_passes) == ((), UNSURE, 1)
     stats = Stats.of([record])
     assert (stats.rounds_without_draft, stats.no_draft_reason) == (1, UNSURE)
     drafted = with_policy(make_world("nested", 0), HeadThreshold(0.0, Head()), "all", 0)
-    record = next(drafted.rounds([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    record = next(decode(drafted, [PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert record.draft
     assert record.no_draft_reason is None
 
@@ -241,9 +244,9 @@ class Dawdling(Fixed):
 
 def test_the_time_that_a_policy_takes_is_in_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Dawdling()
-    engine = with_policy(make_world("nested", 0), policy, "all", 0)
-    monkeypatch.setattr("omnidraft.decoding.engine.time.perf_counter", lambda: policy.now)
-    records = list(engine.rounds([PROMPT], 3, SAMPLED, lambda weights: int(weights.argmax())))
+    lane = with_policy(make_world("nested", 0), policy, "all", 0)
+    monkeypatch.setattr("omnidraft.decoding.lane.time.perf_counter", lambda: policy.now)
+    records = list(decode(lane, [PROMPT], 3, SAMPLED, lambda weights: int(weights.argmax())))
     assert [record.times.policy_s for record in records] == [1.0] + [2.0] * (len(records) - 1)
     assert Stats.of(records).seconds == policy.now - 2.0, "what it learned from the last round comes after it"
     assert all(told is record for told, record in zip(policy.told, records, strict=True)), "one record for everybody"
@@ -262,9 +265,9 @@ class Once(HeadThreshold):
 
 
 def test_a_draft_of_which_a_stop_string_keeps_nothing_was_a_draft() -> None:
-    engine = with_policy(make_world("nested", 0), Once(0.5, Head()), "all", 0)
-    request = engine.begin([PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax()))
-    record = engine.commit(request, engine.verify(request), kept=0)
+    lane = with_policy(make_world("nested", 0), Once(0.5, Head()), "all", 0)
+    request = begun(lane, [PROMPT], 5, SAMPLED, lambda weights: int(weights.argmax()))
+    record = commit(lane, request, verified(lane, request), kept=0)
     assert record.counts.draft_passes > 0
     assert (record.draft, record.emitted, record.no_draft_reason) == ((), (), None)
 
@@ -272,15 +275,15 @@ def test_a_draft_of_which_a_stop_string_keeps_nothing_was_a_draft() -> None:
 @pytest.mark.slow
 def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
     world = make_world("long", 0)
-    engine = with_policy(world, Fixed(), "all", 0)
-    assert engine.attached is not None
-    widest = engine.attached.longest
+    lane = with_policy(world, Fixed(), "all", 0)
+    assert lane.attached is not None
+    widest = lane.attached.longest
     assert widest > 1
     lengths = []
     for left in range(LONGEST * widest + 2, 0, -1):
         world.target.context = 1 + left
         records = [
-            record for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw)))
+            record for _, record in enumerate_draws(lambda draw: next(decode(lane, [PROMPT], 100, SAMPLED, draw)))
         ]
         lengths.append(max(len(record.draft) for record in records))
     assert lengths == sorted(lengths, reverse=True)
@@ -300,9 +303,9 @@ def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy
 def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, mode: str) -> None:
     """Counted anew from the bytes that were emitted and proposed."""
     world = make_world(shape, 2)
-    engine = world.engine(None, draft_length=3, mode=mode)
+    lane = world.lane(None, draft_length=3, mode=mode)
     spelled = [data or b"|" for data in world.vocab.tokens]
-    for _, record in enumerate_draws(lambda draw: next(engine.rounds([PROMPT], 100, SAMPLED, draw))):
+    for _, record in enumerate_draws(lambda draw: next(decode(lane, [PROMPT], 100, SAMPLED, draw))):
         accepted = b"".join(spelled[token] for token in record.proposals[: record.counts.accepted])
         drafted = [world.drafter_vocab.tokens[token] or b"|" for token in record.draft]
         ends = [len(b"".join(drafted[: count + 1])) for count in range(len(drafted))]

@@ -21,7 +21,8 @@ from omnidraft.counts.counts import Counts, Guess
 from omnidraft.counts.hit_rates import GUESS_KINDS, HitRates
 from omnidraft.decoding import drafter as drafter_module
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.round import commit
 from omnidraft.draft_length.simple_policies import Fixed
 from omnidraft.verification import round as round_module
 from omnidraft.verification.drawn import verify_equal
@@ -35,6 +36,7 @@ from support.enumeration import (
     first_tokens,
     plain_distribution,
 )
+from support.rounds import begun, verified
 from support.table_models import Ids, frozen_cache, make_world, seeded
 
 FAULT = 1e-3  # a fault that moves less than this could hide
@@ -105,7 +107,7 @@ class CountsCase:
     def prompt(self) -> Ids:
         return PROMPTS[self.shape][self.seed % 2][: self.begins]
 
-    def deviation(self, seen: Callable[[Engine, Watching, Round, int], None] | None = None) -> float:
+    def deviation(self, seen: Callable[[Lane, Watching, Round, int], None] | None = None) -> float:
         """Total variation between what whole requests emit and the target's joint distribution."""
         world, prompt = make_world(self.shape, self.seed, self.zero), self.prompt
         translator = DrafterContext(world.table, world.vocab, world.drafter_vocab, world.speller)
@@ -121,20 +123,20 @@ class CountsCase:
             # all that learns is made anew for each path
             pair = AttachedDrafter(drafter=Drafter(world.drafter), context=translator, cache=ngrams)
             policy = Watching(self.trust)
-            engine = Engine(world.target, world.vocab.eos, None if self.alone else pair, drafting, policy)
+            lane = Lane(world.target, world.vocab.eos, None if self.alone else pair, drafting, policy)
             memory = AnswerMemory(64) if self.earlier else None
-            assert engine.counts is not None
+            assert lane.counts is not None
             if self.learns:
-                learned(memory.rates if memory else engine.counts._own_rates, self.seed)
+                learned(memory.rates if memory else lane.counts._own_rates, self.seed)
             for number in range(self.earlier):
-                other = engine.begin(prompt[number:], 5, SAMPLED, lambda w: int(w.argmax()), memory=memory)
+                other = begun(lane, prompt[number:], 5, SAMPLED, lambda w: int(w.argmax()), memory=memory)
                 while other.open:
-                    engine.commit(other, engine.verify(other))
-            request, records = engine.begin(prompt, self.tokens, self.sampling, draw, memory=memory), list[Round]()
+                    commit(lane, other, verified(lane, other))
+            request, records = begun(lane, prompt, self.tokens, self.sampling, draw, memory=memory), list[Round]()
             while request.open:
-                records.append(engine.commit(request, engine.verify(request)))
+                records.append(commit(lane, request, verified(lane, request)))
                 if seen is not None:
-                    seen(engine, policy, records[-1], len(records))
+                    seen(lane, policy, records[-1], len(records))
             return tuple(token for record in records for token in record.emitted)
 
         ours = distribution_of(run)
@@ -180,15 +182,15 @@ def test_the_distribution_of_whole_requests_is_the_targets_whatever_happens(monk
 
     monkeypatch.setattr(Guess, "over", noted)
 
-    def seen(engine: Engine, policy: Watching, record: Round, number: int) -> None:
+    def seen(lane: Lane, policy: Watching, record: Round, number: int) -> None:
         accepted, origins = record.counts.draft_accepted, policy.origins
         if len(record.draft) != len(origins):
             assert not record.draft  # no room was left, so that the policy was not asked
         if not record.draft:
             return
         assert record.counts.counted == origins.count("counted")
-        assert record.counts.draft_passes == (0 if engine.attached is None else len(origins) - record.counts.counted)
-        alone = "" if engine.attached else " alone"
+        assert record.counts.draft_passes == (0 if lane.attached is None else len(origins) - record.counts.counted)
+        alone = "" if lane.attached else " alone"
         for place, origin in enumerate(origins[: accepted + 1]):
             events[f"{origin} {'accepted' if place < accepted else 'rejected'}{alone}"] += 1
         events.update(f"{one} before {other}" for one, other in pairwise(origins))
@@ -207,8 +209,8 @@ def test_the_distribution_of_whole_requests_is_the_targets_whatever_happens(monk
     assert expected <= events.keys(), expected - events.keys()
 
 
-def request_ids(engine: Engine) -> list[int]:
-    return list(engine._ids)
+def request_ids(lane: Lane) -> list[int]:
+    return list(lane._ids)
 
 
 @pytest.mark.slow
@@ -218,14 +220,14 @@ def test_what_a_round_commits_is_counted_in_the_next(*, alone: bool) -> None:
     case = CountsCase("nested", 5, "sometimes", alone=alone, learns=False)
     changed = compared = 0
 
-    def seen(engine: Engine, policy: Watching, record: Round, number: int) -> None:  # noqa: ARG001
+    def seen(lane: Lane, policy: Watching, record: Round, number: int) -> None:  # noqa: ARG001
         nonlocal changed, compared
-        counts, prompt = engine.counts, case.prompt
+        counts, prompt = lane.counts, case.prompt
         assert counts is not None
-        text: Sequence[int] = request_ids(engine)
-        if engine.attached is not None:
-            engine.attached.translate()
-            prompt, text = tuple(engine.attached.context.prompt(prompt)), engine.attached.drafter.text
+        text: Sequence[int] = request_ids(lane)
+        if lane.attached is not None:
+            lane.attached.translate()
+            prompt, text = tuple(lane.attached.context.prompt(prompt)), lane.attached.drafter.text
         held = counts._own.tokens()
         assert held == list(text[-len(held) :])
         texts = prompt, held
@@ -336,13 +338,13 @@ def test_a_draft_that_is_cut_counts_no_tokens_that_are_not_in_it() -> None:
         translator = DrafterContext(world.table, world.vocab, world.drafter_vocab, world.speller)
         pair = AttachedDrafter(drafter=Drafter(world.drafter), context=translator, cache=frozen_cache(world, "all"))
         drafting = Drafting(draft_length=4)
-        engine = Engine(world.target, world.vocab.eos, None if alone else pair, drafting, Watching("always"))
+        lane = Lane(world.target, world.vocab.eos, None if alone else pair, drafting, Watching("always"))
         cut = 0
         for seed in range(80):
             draw = GeneratorSampler(torch.Generator().manual_seed(seed))
-            request = engine.begin(PROMPTS["tiny"][0], 20, SAMPLED, draw)
-            verified = engine.verify(request)
-            record = engine.commit(request, verified, 1)
-            cut += len(record.draft) < len(verified.draft.tokens)
+            request = begun(lane, PROMPTS["tiny"][0], 20, SAMPLED, draw)
+            outcome = verified(lane, request)
+            record = commit(lane, request, outcome, 1)
+            cut += len(record.draft) < len(outcome.draft.tokens)
             assert record.counts.counted <= len(record.draft)
         assert cut > 5

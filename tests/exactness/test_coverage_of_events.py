@@ -13,6 +13,7 @@ from omnidraft.alignment.spelling_table import ROOT, SpellingTable
 from omnidraft.config import Sampling
 from omnidraft.decoding.proposals import TrieDraft
 from omnidraft.decoding.rejection import RejectionDraft
+from omnidraft.decoding.stream import decode
 from omnidraft.verification.drawn import Outcome
 from omnidraft.verification.trie_walk import DEAD, STOP, Symbol, Walk
 from support.enumeration import EXACT, Case
@@ -142,7 +143,7 @@ def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_records_count_what_the_walks_did() -> None:
     """Round's own counters, which statistics and learning read, against the drafts and what was emitted."""
     world = make_world("nested", 4)
-    engine = world.engine(draft_length=4)
+    lane = world.lane(draft_length=4)
     lengths = np.diff(world.table.offsets)
     totals = Counter[str]()
     for seed in range(8):
@@ -151,7 +152,7 @@ def test_the_records_count_what_the_walks_did() -> None:
         def draw(weights: Any, rng: np.random.Generator = rng) -> int:
             return int(rng.choice(len(weights), p=weights / weights.sum()))
 
-        for record in engine.rounds([PROMPT], 40, Sampling(temperature=1.0), draw):
+        for record in decode(lane, [PROMPT], 40, Sampling(temperature=1.0), draw):
             assert record.emitted[: record.counts.accepted] == record.proposals[: record.counts.accepted]
             assert record.counts.accepted <= len(record.proposals)
             assert len(record.emitted) <= record.counts.accepted + 1

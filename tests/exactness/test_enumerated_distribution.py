@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.config import VERIFICATIONS, Sampling
+from omnidraft.decoding.stream import decode
 from omnidraft.verification.rejection import residual
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
@@ -138,7 +139,7 @@ def assert_exact_in_a_random_world(data: st.DataObject, most: int) -> None:
         "drafter_temperature": data.draw(st.sampled_from([None, 0.0, 0.5, 2.0])),
     }
     sampling = data.draw(st.sampled_from([SAMPLED, Sampling(temperature=0.7, top_k=3), Sampling()]))
-    assert deviation(world, world.engine(cache, **drafting), 2, sampling) < EXACT
+    assert deviation(world, world.lane(cache, **drafting), 2, sampling) < EXACT
 
 
 @pytest.mark.slow
@@ -189,7 +190,7 @@ class Rolling:
 @pytest.mark.parametrize("shape", ["full", "long nested", "duplicate"])
 def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperature: float, penalty: float) -> None:
     world = make_world(shape, 3)
-    engine = world.engine(draft_length=2, drafter_temperature=1.0)
+    lane = world.lane(draft_length=2, drafter_temperature=1.0)
     sampling = Sampling(temperature=temperature, repetition_penalty=penalty)
     processor = Rolling()
 
@@ -200,7 +201,7 @@ def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperat
             assert [len(ids) for ids in processor.seen] == sorted({len(ids) for ids in processor.seen})
             processor.seen.clear()
 
-        return round_distribution(engine, context, sampling, [processor], seen)
+        return round_distribution(lane, context, sampling, [processor], seen)
 
     ours = first_tokens(round_of, 2, world.vocab.eos)
     target = first_tokens(plain_distribution(world, sampling, Rolling()), 2, world.vocab.eos)
@@ -216,7 +217,7 @@ def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperat
 def test_a_run_of_three_tokens_has_the_targets_distribution(shape: str, k: int) -> None:
     """Rounds that go on from one another and grow shorter towards the end: all paths of whole runs."""
     world = make_world(shape, 5)
-    ours = run_distribution(world.engine(draft_length=k), 3)
+    ours = run_distribution(world.lane(draft_length=k), 3)
     assert distance(ours, first_tokens(plain_distribution(world), 3, world.vocab.eos)) < EXACT
 
 
@@ -229,20 +230,20 @@ def test_a_run_of_three_tokens_has_the_targets_distribution(shape: str, k: int) 
     ],
 )
 def test_a_round_that_goes_on_is_like_a_fresh_one(shape: str, k: int) -> None:
-    """What is enumerated one fresh round after the other elsewhere is what an engine at work does."""
+    """What is enumerated one fresh round after the other elsewhere is what a lane at work does."""
     world = make_world(shape, 6)
-    engine = world.engine(draft_length=k)
+    lane = world.lane(draft_length=k)
 
     def run(draw: Sampler) -> tuple[Ids, ...]:
-        return tuple(record.emitted for record in itertools.islice(engine.rounds([PROMPT], FAR, SAMPLED, draw), 2))
+        return tuple(record.emitted for record in itertools.islice(decode(lane, [PROMPT], FAR, SAMPLED, draw), 2))
 
     going_on = distribution_of(run)
     fresh: dict[tuple[Ids, ...], float] = {}
-    for first, p in round_distribution(engine, ()).items():
+    for first, p in round_distribution(lane, ()).items():
         if first[-1] in world.vocab.eos:
             fresh[first,] = p
         else:
-            fresh |= {(first, second): p * p2 for second, p2 in round_distribution(engine, first).items()}
+            fresh |= {(first, second): p * p2 for second, p2 in round_distribution(lane, first).items()}
     assert going_on.keys() == fresh.keys()
     assert max(abs(going_on[key] - fresh[key]) for key in fresh) < EXACT
 
@@ -252,7 +253,7 @@ def test_a_round_that_goes_on_is_like_a_fresh_one(shape: str, k: int) -> None:
 def test_the_distribution_holds_where_the_drafter_reads_its_window_anew(shape: str, room: int) -> None:
     world = make_world(shape, 7)
     world.drafter.context = room
-    assert deviation(world, world.engine(draft_length=2), 2) < EXACT
+    assert deviation(world, world.lane(draft_length=2), 2) < EXACT
 
 
 @pytest.mark.parametrize("room", [2, 3])
@@ -260,7 +261,7 @@ def test_the_distribution_holds_where_the_drafter_reads_its_window_anew(shape: s
 def test_the_distribution_holds_to_the_end_of_the_targets_context(shape: str, room: int) -> None:
     world = make_world(shape, 8)
     world.target.context = room
-    ours = run_distribution(world.engine(draft_length=2), 5)
+    ours = run_distribution(world.lane(draft_length=2), 5)
     # the prompt and all but the last token fill the context
     assert {len(emitted) for emitted in ours if emitted[-1] not in world.vocab.eos} == {room}
     assert distance(ours, first_tokens(plain_distribution(world), room, world.vocab.eos)) < EXACT
@@ -272,8 +273,8 @@ def test_the_harness_tells_distributions_apart() -> None:
     assert distance(distribution, distribution) == 0
     assert np.isclose(distance(distribution, other), 0.75)
     world, second = make_world("tiny", 0), make_world("tiny", 1)
-    engine = second.engine(draft_length=1)
-    assert deviation(second, engine, 1) < EXACT
-    assert deviation(world, engine, 1) > 0.1
+    lane = second.lane(draft_length=1)
+    assert deviation(second, lane, 1) < EXACT
+    assert deviation(world, lane, 1) > 0.1
     random = frozen_cache(make_world("nested"), "random")
     assert 0 < random.size < frozen_cache(make_world("nested"), "all").size

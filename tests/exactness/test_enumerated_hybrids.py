@@ -47,9 +47,9 @@ class Forgetting(Settled):
 def deviation(world: World, kind: type[Settled], length: int) -> tuple[float, int]:
     """From the target's own distribution, and how many tokens were read again."""
     target = kind(world.target)
-    engine = replace(world, target=target).engine(frozen_cache(world, "all"), draft_length=length)
+    lane = replace(world, target=target).lane(frozen_cache(world, "all"), draft_length=length)
     law = first_tokens(plain_distribution(world), COUNT, world.vocab.eos)
-    return distance(run_distribution(engine, COUNT), law), target.again
+    return distance(run_distribution(lane, COUNT), law), target.again
 
 
 @pytest.mark.parametrize("length", [1, 2])

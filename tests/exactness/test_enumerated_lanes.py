@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from omnidraft.alignment.ngram_cache import NgramCache
-from omnidraft.decoding.engine import Engine, Request
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import Stream
 from omnidraft.verification.sampling import Sampler
 from support.enumeration import (
     EXACT,
@@ -37,29 +38,25 @@ def again(model: TableModel) -> TableModel:
     return other
 
 
-def lane(world: World, cache: NgramCache, k: int) -> Engine:
-    own = replace(world, target=again(world.target), drafter=again(world.drafter)).engine(cache, draft_length=k)
-    return Engine(own.target.model, world.vocab.eos, own.attached, own.drafting, keeps=True)
+def lane(world: World, cache: NgramCache, k: int) -> Lane:
+    own = replace(world, target=again(world.target), drafter=again(world.drafter)).lane(cache, draft_length=k)
+    return Lane(own.target.model, world.vocab.eos, own.attached, own.drafting, keeps=True)
 
 
-def check_caches(engine: Engine, request: Request) -> None:
-    """The models hold what the engine takes them to hold."""
-    target: Any = engine.target
-    assert target.ids == tuple(request.ids[: target.length])
-    assert engine.attached is not None
-    drafter: Any = engine.attached.drafter
+def check_caches(stream: Stream) -> None:
+    """The models hold what the lane takes them to hold."""
+    target: Any = stream.lane.target
+    assert target.ids == tuple(stream.request.ids[: target.length])
+    assert stream.lane.attached is not None
+    drafter: Any = stream.lane.attached.drafter
     assert drafter.model.ids[: len(drafter._cached)] == tuple(drafter._cached)
     assert drafter._cached[: drafter._agreed] == drafter._text[drafter._base :][: drafter._agreed]
 
 
-def in_turns(
-    engines: Sequence[Engine], requests: Sequence[Request], check: Callable[[Engine, Request], None] = check_caches
-) -> None:
-    while any(request.open for request in requests):
-        for engine, request in zip(engines, requests, strict=True):
-            if request.open:
-                engine.commit(request, engine.verify(request))
-                check(engine, request)
+def in_turns(streams: Sequence[Stream], check: Callable[[Stream], None] = check_caches) -> None:
+    while any([stream.step() is not None for stream in streams]):  # noqa: C419  each has its turn
+        for stream in streams:
+            check(stream)
 
 
 def joint(world: World, k: int, seen: Callable[[int], None]) -> Distribution:
@@ -68,18 +65,17 @@ def joint(world: World, k: int, seen: Callable[[int], None]) -> Distribution:
 
     def run(draw: Sampler) -> Ids:
         shared = clone(cache)
-        engines = [lane(world, shared, k) for _ in ASKED]
-        requests = [
-            engine.begin(prompt, COUNT, SAMPLED, draw) for engine, prompt in zip(engines, ASKED.values(), strict=True)
+        lanes = [lane(world, shared, k) for _ in ASKED]
+        first, other = streams = [
+            Stream(one, one.request(prompt, COUNT, SAMPLED, draw))
+            for one, prompt in zip(lanes, ASKED.values(), strict=True)
         ]
-        in_turns(engines, requests)
-        follow_up = [PROMPT, *requests[0].ids[1:], 0]
-        held = engines[0].common(follow_up)
-        last = engines[0].begin(follow_up, 1, SAMPLED, draw)
-        seen(held)
-        assert engines[0].target.length == held
-        in_turns(engines[:1], [last])
-        return (*requests[0].ids[1:], *requests[1].ids[2:], *last.ids[len(follow_up) :])
+        in_turns(streams)
+        follow_up = [PROMPT, *first.request.ids[1:], 0]
+        seen(lanes[0].common(follow_up))
+        last = Stream(lanes[0], lanes[0].request(follow_up, 1, SAMPLED, draw))
+        in_turns([last])
+        return (*first.request.ids[1:], *other.request.ids[2:], *last.request.ids[len(follow_up) :])
 
     return distribution_of(run)
 
@@ -112,16 +108,16 @@ def test_lanes_in_turns_have_the_targets_joint_distribution(seed: int, k: int) -
 
 def test_a_cache_of_other_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: ids are taken for those of the cache without a look."""
-    monkeypatch.setattr(Engine, "common", lambda self, prompt: min(self.target.length, len(prompt) - 1))
+    monkeypatch.setattr(Lane, "common", lambda self, prompt: min(self.target.length, len(prompt) - 1))
     world = make_world("tiny", 1)
-    engine = lane(world, NgramCache(world.table, seed="vocabulary"), 1)
+    one = lane(world, NgramCache(world.table, seed="vocabulary"), 1)
 
     def answer(prompt: list[int]) -> Distribution:
         def run(draw: Sampler) -> Ids:
-            request = engine.begin([PROMPT, 2, 3, 1], 1, SAMPLED, lambda weights: int(weights.argmax()))
-            in_turns([engine], [request], lambda *_: None)
-            request = engine.begin(prompt, 1, SAMPLED, draw)
-            in_turns([engine], [request], lambda *_: None)
+            before = one.request([PROMPT, 2, 3, 1], 1, SAMPLED, lambda weights: int(weights.argmax()))
+            request = one.request(prompt, 1, SAMPLED, draw)
+            for each in (before, request):
+                in_turns([Stream(one, each)], lambda _: None)
             return tuple(request.ids[len(prompt) :])
 
         return distribution_of(run)

@@ -13,8 +13,9 @@ from experiments.cache_study import BoundedCache
 from omnidraft.alignment.ngram_cache import FALSE_MERGES_BEFORE_OFF, NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import VERIFICATIONS, Sampling
-from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes
+from omnidraft.decoding.stream import decode
 from omnidraft.verification.round import Round, RoundTimes
 from omnidraft.verification.sampling import GeneratorSampler, softmax
 from support.enumeration import EXACT, clone, distance, first_tokens, learning_distribution, plain_distribution
@@ -92,21 +93,21 @@ def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -
     drafting, sampling = MANY[way]
     world, other = make_world(shape, 2), make_world(shape, 2)
     cache = BoundedCache(world.table, 2, "lru", seed="empty")
-    engine, generator = world.engine(cache, **drafting), torch.Generator()
-    assert engine.attached is not None
-    drafter, translator = engine.attached.drafter, engine.attached.context
+    lane, generator = world.lane(cache, **drafting), torch.Generator()
+    assert lane.attached is not None
+    drafter, translator = lane.attached.drafter, lane.attached.context
     rounds = 0
-    while rounds < 25:  # the same engine again and again; an end of text comes soon in some worlds
+    while rounds < 25:  # the same lane again and again; an end of text comes soon in some worlds
         ids, end = [PROMPT], 1 + 14
         before = clone(cache)
-        records = engine.rounds(ids, end - 1, sampling, GeneratorSampler(generator))
+        records = decode(lane, ids, end - 1, sampling, GeneratorSampler(generator))
         finish = None
         while finish is None:
             generator.manual_seed(rounds)
             record = next(records)
             generator.manual_seed(rounds)
-            fresh = other.engine(before, **drafting)
-            again = next(fresh.rounds(ids, end - len(ids), sampling, GeneratorSampler(generator)))
+            fresh = other.lane(before, **drafting)
+            again = next(decode(fresh, ids, end - len(ids), sampling, GeneratorSampler(generator)))
             assert content(record) == content(again)
             for name in ("active", "hits", "false_merges", "last_use"):
                 assert np.array_equal(getattr(cache, name), getattr(before, name))
@@ -116,7 +117,7 @@ def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -
             if finish != "length" and way != "paper":  # the last token rides in the next round, if there is one
                 assert world.target.length == len(ids) - 1
             added, kept = translator.after(
-                drafter.text, drafter.begun, engine.attached.untranslated
+                drafter.text, drafter.begun, lane.attached.untranslated
             )  # with the next draft
             assert [*drafter.text[:kept], *added] == translator.prompt(ids)
             assert tuple(drafter._cached) == world.drafter.ids
@@ -130,9 +131,9 @@ def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monke
     """Whatever was dropped from the drafter's cache or read anew: Q is what follows the committed text."""
     world = make_world(shape, 3)
     world.drafter.context = room
-    engine = world.engine(draft_length=3, verification="block")
-    assert engine.attached is not None
-    translator, ids = engine.attached.context, [PROMPT]
+    lane = world.lane(draft_length=3, verification="block")
+    assert lane.attached is not None
+    translator, ids = lane.attached.context, [PROMPT]
     draft, checked = Drafter.draft, set()
 
     def watched(drafter: Drafter, *arguments: Any) -> Passes[tuple[list[int], list[Probs]]]:
@@ -148,8 +149,8 @@ def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monke
     monkeypatch.setattr(Drafter, "draft", watched)
     for seed in range(10):
         ids[:] = [PROMPT]
-        for record in engine.rounds(
-            ids, 20, Sampling(temperature=1.0), GeneratorSampler(torch.Generator().manual_seed(seed))
+        for record in decode(
+            lane, ids, 20, Sampling(temperature=1.0), GeneratorSampler(torch.Generator().manual_seed(seed))
         ):
             ids += record.emitted
     assert {base for base, _ in checked} == {False, True}

@@ -13,7 +13,8 @@ import pytest
 
 from omnidraft.alignment.vocab import Vocab
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import decode
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
 from omnidraft.models.native.model import NativeModel
@@ -21,8 +22,8 @@ from omnidraft.models.transformers_model import PretrainedModel, TransformersMod
 from omnidraft.verification.round import Round
 from omnidraft.zoo import path as zoo_path
 from support.compilers import needs_the_8_bit_step
-from support.engines import Language, context_of, engine, generate, language, real_language, sampler, tokens
 from support.exact_models import native_step
+from support.lanes import Language, context_of, generate, lane, language, real_language, sampler, tokens
 from support.models import Constant, Scripted, random_model
 from support.project_files import shared
 from support.remembering import Remembering
@@ -32,9 +33,9 @@ NAMES = ("llama2", "llama3", "qwen2")
 WAYS = (("exact", 1), ("exact", 4), ("exact", 8), ("intersection", 4), ("paper", 4))  # modes and lengths of drafts
 
 
-def run(engine_: Engine, prompt: list[int], count: int, seed: int = 0, **sampling: float) -> list[Round]:
+def run(lane_: Lane, prompt: list[int], count: int, seed: int = 0, **sampling: float) -> list[Round]:
     draw = sampler(seed)
-    return list(engine_.rounds(prompt, count, Sampling(**sampling), draw))  # type: ignore[arg-type]
+    return list(decode(lane_, prompt, count, Sampling(**sampling), draw))  # type: ignore[arg-type]
 
 
 def scripted(target: Language, drafter: Language, prompt: list[int], text: list[int], wrong: int) -> Scripted:
@@ -75,9 +76,7 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
     for name, drafter in drafters.items():
         for mode, k in WAYS:
             drafts = remembered if name == "random" and (mode, k) != ("exact", 4) else drafter
-            rounds = run(
-                engine(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 48
-            )
+            rounds = run(lane(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 48)
             assert tokens(rounds) == expected, (name, mode, k)
             assert rounds[-1].finish == "length"
             accepted += sum(r.counts.accepted for r in rounds) * (name == "knowing" and mode == "exact")
@@ -98,8 +97,8 @@ def test_sampled_drafter_under_a_greedy_target() -> None:
     for seed in range(3):
         for temperature in (0.5, 4.0):
             how: dict[str, Any] = {"verification": "block", "draft_length": 5, "drafter_temperature": temperature}
-            engine_ = engine(target, target_language, drafter, drafter_language, **how)
-            assert tokens(run(engine_, prompt, 40, seed)) == expected
+            lane_ = lane(target, target_language, drafter, drafter_language, **how)
+            assert tokens(run(lane_, prompt, 40, seed)) == expected
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +139,13 @@ def test_trained_models(zoo: dict[str, tuple[PretrainedModel, Language]], target
     accepted = 0
     for mode, k in WAYS:
         drafts = drafter if (mode, k) == ("exact", 4) else remembered
-        rounds = run(engine(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 64)
+        rounds = run(lane(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 64)
         assert tokens(rounds) == expected, (mode, k)
         accepted += sum(r.counts.accepted for r in rounds)
     # children's stories and sums have hardly a token in common; elsewhere a comparison must have met accepted ones
     assert accepted > 0 or "stories" in (target_name, drafter_name)
     if drafter_name == target_name:
-        same = engine(target, target_language, drafter, drafter_language, draft_length=4, reuse_answers="nothing")
+        same = lane(target, target_language, drafter, drafter_language, draft_length=4, reuse_answers="nothing")
         rounds = run(same, prompt, 64)
         # the same model proposes what it would say; only partial tokens at a draft's end may be refused
         assert sum(r.counts.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
@@ -160,10 +159,10 @@ def test_fast_drafter_steps(zoo: dict[str, tuple[PretrainedModel, Language]]) ->
     expected = generate(target, prompt, 64, target_language.vocab.eos)
     accepted = 0
     for k, temperature in ((1, 0.0), (4, 0.0), (8, 1.0)):
-        engine_ = engine(
+        lane_ = lane(
             target, target_language, drafter, drafter_language, draft_length=k, drafter_temperature=temperature
         )
-        rounds = run(engine_, prompt, 64)
+        rounds = run(lane_, prompt, 64)
         assert tokens(rounds) == expected
         accepted += sum(r.counts.accepted for r in rounds)
     assert accepted > 0
@@ -175,12 +174,12 @@ def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[Pretrain
     (source, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
     target = NativeModel(source.model, source.model.state_dict())
     lines = (shared("data") / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
-    plain, accepted = Engine(target, target_language.vocab.eos), 0
+    plain, accepted = Lane(target, target_language.vocab.eos), 0
     drafted = [
-        engine(target, target_language, native_step(drafter, drafts=True), drafter_language, draft_length=k)
+        lane(target, target_language, native_step(drafter, drafts=True), drafter_language, draft_length=k)
         for k in (1, 3, 8)
     ]
-    drafted.append(Engine(target, target_language.vocab.eos, None, Drafting()))
+    drafted.append(Lane(target, target_language.vocab.eos, None, Drafting()))
     for i, line in enumerate(lines):
         prompt = target_language.tokenizer(json.loads(line)["question"][-160:])["input_ids"]
         expected = tokens(run(plain, prompt, 24))
@@ -196,14 +195,14 @@ def test_repetition_penalty(zoo: dict[str, tuple[PretrainedModel, Language]]) ->
     plain = generate(target, prompt, 64, target_language.vocab.eos)
     expected = generate(target, prompt, 64, target_language.vocab.eos, repetition_penalty=1.3)
     assert expected != plain
-    engine_ = engine(target, target_language, drafter, drafter_language, draft_length=4)
-    assert tokens(run(engine_, prompt, 64, repetition_penalty=1.3)) == expected
+    lane_ = lane(target, target_language, drafter, drafter_language, draft_length=4)
+    assert tokens(run(lane_, prompt, 64, repetition_penalty=1.3)) == expected
 
 
 def test_plain_decoding_through_the_same_loop(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     target, target_language = zoo["target-a"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
-    rounds = run(Engine(target, target_language.vocab.eos), prompt, 50)
+    rounds = run(Lane(target, target_language.vocab.eos), prompt, 50)
     assert tokens(rounds) == generate(target, prompt, 50, target_language.vocab.eos)
     assert all(len(record.emitted) == 1 for record in rounds)
 
@@ -214,7 +213,7 @@ def test_the_drafter_slides_its_window(zoo: dict[str, tuple[PretrainedModel, Lan
     expected = generate(target, prompt, 120, target_language.vocab.eos)
     narrow = TransformersModel(drafter.model)
     narrow.context = 24
-    rounds = run(engine(target, target_language, narrow, drafter_language, draft_length=4), prompt, 120)
+    rounds = run(lane(target, target_language, narrow, drafter_language, draft_length=4), prompt, 120)
     assert tokens(rounds) == expected
     late = rounds[len(rounds) // 2 :]
     assert sum(r.counts.accepted for r in late) > 0, "the drafter must still be of use after its window moved"
@@ -225,7 +224,7 @@ def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[PretrainedModel
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     short = TransformersModel(target.model)
     short.context = len(prompt) + 20
-    rounds = run(engine(short, target_language, drafter, drafter_language, draft_length=4), prompt, 200)
+    rounds = run(lane(short, target_language, drafter, drafter_language, draft_length=4), prompt, 200)
     assert rounds[-1].finish == "context"
     assert len(tokens(rounds)) == 21  # the last one needs no place in the cache
     assert tokens(rounds) == generate(target, prompt, 21, target_language.vocab.eos)
@@ -242,7 +241,7 @@ def test_an_end_of_text_anywhere_in_a_round(zoo: dict[str, tuple[PretrainedModel
             continue
         stops = Language(target_language.tokenizer, _with_eos(target_language, eos), target_language.speller)
         drafter = scripted(stops, drafter_language, prompt, text, wrong=0)
-        rounds = run(engine(target, stops, drafter, drafter_language, draft_length=k), prompt, 24)
+        rounds = run(lane(target, stops, drafter, drafter_language, draft_length=k), prompt, 24)
         assert tokens(rounds) == text[: length + 1]
         assert rounds[-1].finish == "eos"
 
@@ -257,7 +256,7 @@ def test_never_more_tokens_than_asked_for(zoo: dict[str, tuple[PretrainedModel, 
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     text = generate(target, prompt, 24)
     drafter = scripted(target_language, drafter_language, prompt, text, wrong=0)
-    rounds = run(engine(target, target_language, drafter, drafter_language, draft_length=6), prompt, count)
+    rounds = run(lane(target, target_language, drafter, drafter_language, draft_length=6), prompt, count)
     assert tokens(rounds) == text[:count]
     assert rounds[-1].finish == "length"
 
@@ -269,7 +268,7 @@ def test_bfloat16_differs_only_at_ties(zoo: dict[str, tuple[PretrainedModel, Lan
     target = load_model(zoo_path("target-a"), dtype="bfloat16").lm
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     expected = generate(target, prompt, 96, target_language.vocab.eos)
-    got = tokens(run(engine(target, target_language, drafter, drafter_language, draft_length=4), prompt, 96))
+    got = tokens(run(lane(target, target_language, drafter, drafter_language, draft_length=4), prompt, 96))
     if got != expected:
         first = int(np.argmin([a == b for a, b in zip(got, expected, strict=False)]))
         top = target.new_sequence().forward(prompt + expected[:first], 1)[-1].topk(2).values

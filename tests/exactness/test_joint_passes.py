@@ -17,16 +17,18 @@ import torch
 from exactness.test_planted_faults import PLAIN, Rewrite
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding import batched_passes
-from omnidraft.decoding.batched_passes import Work, run_rounds
-from omnidraft.decoding.engine import Engine, Request
+from omnidraft.decoding import passes
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.request import Request
+from omnidraft.decoding.round import commit, verify
+from omnidraft.decoding.schedule import step_together
+from omnidraft.decoding.stream import Stream
 from omnidraft.errors import InputError
 from omnidraft.models.language_model import Read
 from omnidraft.models.native.model import NativeModel, NativeSequence
 from omnidraft.models.native.step import BLOCK
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler
-from support.engines import sampler
 from support.enumeration import (
     EXACT,
     SAMPLED,
@@ -38,6 +40,7 @@ from support.enumeration import (
     plain_distribution,
 )
 from support.exact_models import native_step
+from support.lanes import sampler
 from support.models import IDS, InputFunction, random_model
 from support.table_models import PROMPT, Ids, TableModel, World, make_world
 
@@ -78,18 +81,17 @@ class JointText(InputFunction):
         return row
 
 
-def rounds(engines: Sequence[Engine], requests: Sequence[Request]) -> list[list[Round]]:
-    """All rounds of requests, in joint passes, once long prompts are read."""
-    found: dict[int, list[Round]] = {id(request): [] for request in requests}
-    while going := [(one, each) for one, each in zip(engines, requests, strict=True) if each.open]:
-        for engine, request in going:
-            while engine.behind(request) > (chunk := engine.target.model.chunk):
-                batched_passes.run(engine.read_part(request, chunk))
-        works = [Work(engine.verifying(request), engine.target) for engine, request in going]
-        run_rounds(works)
-        for (engine, request), work in zip(going, works, strict=True):
-            found[id(request)].append(engine.commit(request, work.done()))
-    return [found[id(request)] for request in requests]
+def rounds(lanes: Sequence[Lane], requests: Sequence[Request]) -> list[list[Round]]:
+    """All rounds of requests, in joint passes."""
+    streams = [Stream(lane, request) for lane, request in zip(lanes, requests, strict=True)]
+    going = True
+    while going:
+        steps = step_together(streams)
+        for step in steps:
+            if step.error is not None:
+                raise step.error
+        going = any(step.text is not None or step.waits for step in steps)
+    return [stream.records for stream in streams]
 
 
 def joint(world: World, k: int, seen: Callable[[list[int]], None] = lambda _: None) -> Distribution:
@@ -100,9 +102,9 @@ def joint(world: World, k: int, seen: Callable[[list[int]], None] = lambda _: No
         models: list[Any] = [JointTable(copy.copy(each)) for each in (world.target, world.drafter)]
         shared = clone(cache)
         own: Any = replace(world, target=models[0], drafter=models[1])
-        engines = [own.engine(shared, draft_length=k) for _ in ASKED]
-        requests = [one.begin(prompt, COUNT, SAMPLED, draw) for one, prompt in zip(engines, ASKED, strict=True)]
-        rounds(engines, requests)
+        lanes = [own.lane(shared, draft_length=k) for _ in ASKED]
+        requests = [one.request(prompt, COUNT, SAMPLED, draw) for one, prompt in zip(lanes, ASKED, strict=True)]
+        rounds(lanes, requests)
         seen([max(model.rows) for model in models])
         return (*requests[0].ids[1:], *requests[1].ids[2:])
 
@@ -129,15 +131,15 @@ def test_requests_together_have_the_targets_joint_distribution(seed: int, k: int
 
 
 FAULTS = {
-    "a row is given another's logits": Rewrite(batched_passes._forward_batch, "rows[place]", "rows[place - 1]"),
+    "a row is given another's logits": Rewrite(passes._forward_batch, "rows[place]", "rows[place - 1]"),
     "a row follows one id less": Rewrite(
-        Engine.verifying,
-        "request.ids[self.target.length :] + fed, len(fed) + 1)",
-        "request.ids[self.target.length :] + fed, len(fed) + 1 + (len(fed) < self.behind(request)))",
+        verify,
+        "request.ids[lane.target.length :] + fed, len(fed) + 1)",
+        "request.ids[lane.target.length :] + fed, len(fed) + 1 + (len(fed) < lane.behind(request)))",
     ),
     "a row that was refused stays": Rewrite(
-        Engine.commit,
-        "self.target.crop(len(request.ids) + min(outcome.accepted, len(verified.logits) - 1))",
+        commit,
+        "lane.target.crop(len(request.ids) + min(outcome.accepted, len(verified.logits) - 1))",
         "pass",
     ),
 }
@@ -207,13 +209,13 @@ def test_a_joint_pass_has_the_bits_of_each_text_alone() -> None:
 
 
 NATIVE = {
-    "a row reads another's cache": Rewrite(NativeModel._read_part, "text.cache.at(", "texts[-1].cache.at("),
-    "a position is off by one": Rewrite(NativeModel._read_part, "text.length + at, ", "text.length + at + 1, "),
+    "a row reads another's cache": Rewrite(NativeModel._read_joint, "text.cache.at(", "texts[-1].cache.at("),
+    "a position is off by one": Rewrite(NativeModel._read_joint, "text.length + at, ", "text.length + at + 1, "),
     "a cropped row is kept": Rewrite(
         NativeSequence.crop, "self.length = length", "self.length = min(self.length, length + (length > 0))"
     ),
     "a row is that before it": Rewrite(
-        NativeModel._read_part, "x[end - count : end]", "x[max(0, end - count - 1) : max(count, end - 1)]"
+        NativeModel._read_joint, "x[end - count : end]", "x[max(0, end - count - 1) : max(count, end - 1)]"
     ),
 }
 
@@ -236,15 +238,15 @@ ANSWER = 8  # tokens, in the middle of which a cache is as long as an edge
 def answers(model: NativeModel, edges: Sequence[int], count: int, **drafting: Any) -> list[list[tuple[int, float]]]:
     """Tokens and log-probabilities after prompts of about these lengths, so many at a time, from the longest on."""
     text = ids(LENGTH)
-    engines = [Engine(model, (), None, Drafting(**drafting), keeps=True) for _ in range(count)]
+    lanes = [Lane(model, (), None, Drafting(**drafting), keeps=True) for _ in range(count)]
     found: dict[int, list[tuple[int, float]]] = {}
     for start in range(0, len(edges), count):
         group = list(reversed(edges))[start : start + count]
         requests = [
-            engine.begin(text[: edge - ANSWER // 2], ANSWER, Sampling(temperature=0), sampler(), logprobs=0)
-            for engine, edge in zip(engines, group, strict=False)
+            lane.request(text[: edge - ANSWER // 2], ANSWER, Sampling(temperature=0), sampler(), logprobs=0)
+            for lane, edge in zip(lanes, group, strict=False)
         ]
-        records = rounds(engines[: len(group)], requests)
+        records = rounds(lanes[: len(group)], requests)
         for edge, own in zip(group, records, strict=True):
             found[edge] = [
                 (token, info.logprob)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from omnidraft.config import Sampling
+from omnidraft.decoding.stream import decode
 from omnidraft.verification.rejection.paper import DirectMap, Proposal, lifted, merge
 from support.enumeration import EXACT, SAMPLED, Case, distance, first_tokens, plain_distribution, round_distribution
 from support.table_models import SHAPES, Shape, frozen_cache, make_world
@@ -49,16 +50,16 @@ def test_where_the_vocabularies_have_nothing_in_common_the_target_goes_on_alone(
     shape = Shape((b"a", b"b"), (b"ab", b"ba"))
     for sampling in (SAMPLED, Sampling()):
         world = make_world("apart", shape=shape)
-        distribution = round_distribution(world.engine(draft_length=2, mode=mode), (), sampling)
+        distribution = round_distribution(world.lane(draft_length=2, mode=mode), (), sampling)
         assert distance(distribution, first_tokens(plain_distribution(world, sampling), 1, ())) < EXACT
 
 
 @pytest.mark.parametrize("mode", ["paper", "intersection", "exact"])
 def test_a_text_that_the_drafter_cannot_read_is_decoded_without_it(mode: str) -> None:
     world = make_world("full")
-    engine = world.engine(draft_length=2, mode=mode)
+    lane = world.lane(draft_length=2, mode=mode)
     no_bytes = 5
-    record = next(engine.rounds([no_bytes], 5, SAMPLED, lambda weights: int(weights.argmax())))
+    record = next(decode(lane, [no_bytes], 5, SAMPLED, lambda weights: int(weights.argmax())))
     assert record.draft == ()
     assert len(record.emitted) == 1
 

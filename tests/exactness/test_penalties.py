@@ -40,7 +40,7 @@ TOKENS = 3
 def deviation(shape: str, seed: int, sampling: Sampling, **drafting: object) -> float:
     """Of whole runs, whose rounds go on from one another, so that an answer is more than its last round."""
     world = make_world(shape, seed)
-    ours = run_distribution(world.engine(frozen_cache(world, "all", seed), **drafting), TOKENS, sampling)
+    ours = run_distribution(world.lane(frozen_cache(world, "all", seed), **drafting), TOKENS, sampling)
     assert abs(sum(ours.values()) - 1) < EXACT
     return distance(ours, first_tokens(plain_distribution(world, sampling), TOKENS, world.vocab.eos))
 

@@ -172,7 +172,7 @@ def expected(world: World, k: int, verification: str, active: str) -> tuple[floa
         totals = totals + probability * np.array([record.counts.symbols_accepted, len(record.emitted)])
 
     round_distribution(
-        world.engine(frozen_cache(world, active), draft_length=k, verification=verification), (), seen=seen
+        world.lane(frozen_cache(world, active), draft_length=k, verification=verification), (), seen=seen
     )
     return float(totals[0]), float(totals[1])
 

@@ -16,7 +16,8 @@ from scipy import stats
 
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import decode
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import load_model
 from omnidraft.models.native.model import native_of
@@ -25,7 +26,7 @@ from omnidraft.verification.rejection import symbols as verify
 from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
 from omnidraft.zoo import names as zoo_names
 from omnidraft.zoo import path as zoo_path
-from support.engines import Language, engine, language
+from support.lanes import Language, lane, language
 from support.models import Bigram
 from support.project_files import shared
 from support.remembering import Remembering
@@ -59,13 +60,13 @@ def joint_distribution(
     return distribution
 
 
-def sample(engine_: Engine, prompt: list[int], count: int, sampling: Sampling, seed: int) -> Counter[tuple[int, ...]]:
+def sample(lane_: Lane, prompt: list[int], count: int, sampling: Sampling, seed: int) -> Counter[tuple[int, ...]]:
     """First two tokens of `count` texts, each over as many rounds as that takes."""
     draw = GeneratorSampler(torch.Generator().manual_seed(seed))
     found: Counter[tuple[int, ...]] = Counter()
     for _ in range(count):
         tokens: list[int] = []
-        for record in engine_.rounds(prompt, 40, sampling, draw):
+        for record in decode(lane_, prompt, 40, sampling, draw):
             tokens += record.emitted
             if len(tokens) >= 2:
                 break
@@ -109,10 +110,8 @@ class World:
         distribution = joint_distribution(
             self.target, prompt, self.target_language.vocab.eos, sampling, EXPECTED / count
         )
-        engine_ = engine(
-            self.target, self.target_language, self.drafter, self.drafter_language, frozen=True, **drafting
-        )
-        return p_value(sample(engine_, prompt, count, sampling, seed), distribution, count)
+        lane_ = lane(self.target, self.target_language, self.drafter, self.drafter_language, frozen=True, **drafting)
+        return p_value(sample(lane_, prompt, count, sampling, seed), distribution, count)
 
 
 def small_pair(target_name: str, drafter_name: str) -> World:

@@ -15,14 +15,17 @@ from exactness.test_planted_faults import PLAIN, Calls, Rewrite
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
 from omnidraft.counts.answer_memory import AnswerMemory
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.proposals import TrieDraft
-from omnidraft.generation import Stream, step_together
+from omnidraft.decoding.round import commit
+from omnidraft.decoding.schedule import step_together
+from omnidraft.decoding.stream import Stream
 from omnidraft.verification import drawn
 from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step
-from support.engines import sampler
 from support.enumeration import EXACT, Case
+from support.lanes import sampler
+from support.rounds import begun, verified
 from support.table_models import PROMPT, SHAPES, frozen_cache, make_world
 
 SETTINGS = (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=3), Sampling(temperature=1.3, top_p=0.8))
@@ -30,13 +33,13 @@ SEEDS, TOKENS = 10, 10
 TEXT = "hello world, the world was hello"
 
 
-def texts(engine: Engine, sampling: Sampling, memory: AnswerMemory | None = None) -> tuple[list[list[int]], int]:
+def texts(engine: Lane, sampling: Sampling, memory: AnswerMemory | None = None) -> tuple[list[list[int]], int]:
     """The answers of all seeds, one after the other on one engine, and how many draft tokens were accepted."""
     answers, accepted = [], 0
     for seed in range(SEEDS):
-        request = engine.begin([PROMPT], TOKENS, sampling, sampler(seed), memory=memory)
+        request = begun(engine, [PROMPT], TOKENS, sampling, sampler(seed), memory=memory)
         while request.open:
-            accepted += engine.commit(request, engine.verify(request)).counts.accepted
+            accepted += commit(engine, request, verified(engine, request)).counts.accepted
         answers.append(request.ids)
     return answers, accepted
 
@@ -46,11 +49,11 @@ def differing(shape: str, seed: int = 0) -> tuple[int, int]:
     world, wrong, accepted = make_world(shape, seed), 0, 0
     for sampling in SETTINGS:
         expected, _ = texts(
-            world.engine(frozen_cache(world, "all", seed), draft_length=0, verification="seeded"), sampling
+            world.lane(frozen_cache(world, "all", seed), draft_length=0, verification="seeded"), sampling
         )
         for length, reuse in ((1, "nothing"), (4, "nothing"), (2, "request"), (3, "memory")):
             how = {"draft_length": length, "reuse_answers": reuse, "verification": "seeded"}
-            engine = world.engine(frozen_cache(world, "all", seed), **how)
+            engine = world.lane(frozen_cache(world, "all", seed), **how)
             memory = AnswerMemory(256) if reuse == "memory" else None
             for _ in range(2 if memory else 1):  # the second time all of them are remembered
                 found, more = texts(engine, sampling, memory)

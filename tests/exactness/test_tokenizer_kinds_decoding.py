@@ -12,16 +12,17 @@ import torch
 
 from omnidraft.api import OmniDraft
 from omnidraft.config import Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import decode
 from omnidraft.models.loading import LoadedModel
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.verification.rejection import residual
 from omnidraft.verification.rejection import symbols as verify
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import softmax
-from support.engines import Language, context_of, engine, generate, sampler, tokens
-from support.engines import family_language as spoken
 from support.enumeration import EXACT, Distribution, distance, first_tokens, round_distribution
+from support.lanes import Language, context_of, generate, lane, sampler, tokens
+from support.lanes import family_language as spoken
 from support.models import Scripted, random_model
 from support.table_models import Ids
 from support.texts import TEXTS
@@ -39,8 +40,8 @@ def drafter_of(name: str) -> str:
     return KINDS[(KINDS.index(name) + APART) % len(KINDS)]
 
 
-def rounds(engine_: Engine, prompt: list[int], count: int) -> list[Round]:
-    return list(engine_.rounds(prompt, count, GREEDY, sampler()))
+def rounds(lane_: Lane, prompt: list[int], count: int) -> list[Round]:
+    return list(decode(lane_, prompt, count, GREEDY, sampler()))
 
 
 # ---------------------------------------------------------------- the distribution
@@ -68,9 +69,9 @@ class Few(Scripted):
 
 
 def distributions(name: str, script: str, **drafting: object) -> tuple[float, int]:
-    """Largest difference between the distributions of the engine and the target; most tokens accepted in a round."""
+    """Largest difference between the distributions of the lane and the target; most tokens accepted in a round."""
     target, drafter = Few(name), Few(drafter_of(name))
-    engine_ = engine(
+    lane_ = lane(
         target,
         spoken(name),
         drafter,
@@ -80,8 +81,8 @@ def distributions(name: str, script: str, **drafting: object) -> tuple[float, in
         **drafting,
     )
     prompt, most = spoken(name).read(PROMPTS[script]), 0
-    if engine_.counts is not None:  # no path of the enumeration is to tell of another
-        vars(engine_.counts._own_rates).update(learn=lambda *_, **__: None)
+    if lane_.counts is not None:  # no path of the enumeration is to tell of another
+        vars(lane_.counts._own_rates).update(learn=lambda *_, **__: None)
 
     def seen(_: float, record: Round) -> None:
         nonlocal most
@@ -91,7 +92,7 @@ def distributions(name: str, script: str, **drafting: object) -> tuple[float, in
         probs = softmax(target.row((*prompt, *text)))
         return {(int(token),): float(probs[token]) for token in probs.nonzero()[0]}
 
-    found = first_tokens(lambda text: round_distribution(engine_, text, seen=seen, prompt=prompt), COUNT, [target.end])
+    found = first_tokens(lambda text: round_distribution(lane_, text, seen=seen, prompt=prompt), COUNT, [target.end])
     return distance(found, first_tokens(next_token, COUNT, [target.end])), most
 
 
@@ -146,9 +147,7 @@ def test_greedy_texts_are_those_of_transformers(name: str) -> None:
     for target, expected in itertools.islice(varied(language_, prompt), 2):
         for wrong, length in itertools.product((0, 3), (1, 4)):
             drafter = knowing(name, expected, wrong)
-            found = rounds(
-                engine(target, language_, drafter, spoken(drafter_of(name)), draft_length=length), prompt, NEW
-            )
+            found = rounds(lane(target, language_, drafter, spoken(drafter_of(name)), draft_length=length), prompt, NEW)
             assert tokens(found) == expected
             accepted += sum(record.counts.accepted for record in found)
     # How much of a random text a drafter can write depends on its bytes; texts that are all written are below.
@@ -163,7 +162,7 @@ def test_an_end_of_text_at_every_place_of_a_round(name: str) -> None:
         whole = [*text[:length], language_.vocab.eos[0]]
         target = Scripted(language_.vocab.size, [*prompt, *whole])
         drafter = knowing(name, whole)
-        found = rounds(engine(target, language_, drafter, spoken(drafter_of(name)), draft_length=5), prompt, NEW)
+        found = rounds(lane(target, language_, drafter, spoken(drafter_of(name)), draft_length=5), prompt, NEW)
         assert tokens(found) == whole
         assert found[-1].finish == "eos"
         places.add((len(found[-1].emitted), found[-1].counts.accepted == len(found[-1].emitted)))
@@ -173,7 +172,7 @@ def test_an_end_of_text_at_every_place_of_a_round(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_stop_string_at_every_place_of_a_text(name: str) -> None:
     language_, (target, prompt, text) = spoken(name), said(name)
-    own = engine(target, language_, knowing(name, text), spoken(drafter_of(name)), draft_length=5)
+    own = lane(target, language_, knowing(name, text), spoken(drafter_of(name)), draft_length=5)
     loaded = LoadedModel(target, language_.tokenizer, name, "asked for")  # type: ignore[arg-type]
     model = OmniDraft(loaded, language_.vocab, own)
     whole = model.generate(prompt, max_new_tokens=NEW)

@@ -29,8 +29,8 @@ def test_a_quick_run(
     assert all(row[name] > 0 for row in rows for name in depth.COLUMNS[3:])
     assert said.out.count("| ours |") == len(rows)
 
-    def other(engine: object, *_: object) -> tuple[list[int], float]:
-        return [id(engine)], 1.0  # another one each time
+    def other(lane: object, *_: object) -> tuple[list[int], float]:
+        return [id(lane)], 1.0  # another one each time
 
     monkeypatch.setattr(depth, "answer", other)
     assert depth.main([*words[:-2], "--depths", "16"]) == 1

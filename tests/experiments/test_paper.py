@@ -91,8 +91,8 @@ def test_the_cache_study_bounds_what_saw_the_same_answers(evaluation: Evaluation
     few = {"gsm8k": replace(evaluation.recipe.tasks["gsm8k"], test=1)}
     evaluation.recipe = replace(evaluation.recipe, new_tokens=32, tasks=few)
     grown, seeded = (cache_study.cache_study(evaluation, "gsm8k", seed) for seed in ("empty", "vocabulary"))
-    assert evaluation.model.engine.attached is not None
-    table = evaluation.model.engine.attached.cache.table
+    assert evaluation.model.lane.attached is not None
+    table = evaluation.model.lane.attached.cache.table
     said = {token for one in evaluation.answers("gsm8k") for token in one.tokens if len(table.spelling(token)) > 1}
     for found in (grown, seeded):
         rows = {row["cache"]: row for row in found["rows"]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments import real, tasks
-from omnidraft.bench.interleaved import EngineMethod, TimedAnswer
+from omnidraft.bench.interleaved import LaneMethod, TimedAnswer
 
 Captured = pytest.CaptureFixture[str]
 NUMBERS = ("speedup", "tokens_per_s", "block_efficiency")
@@ -51,13 +51,13 @@ def test_a_quick_run(given: list[str], tmp_path: Path, capsys: Captured) -> None
 
 
 def test_the_gap_of_answers_that_differ(given: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    end = EngineMethod.end
+    end = LaneMethod.end
 
-    def spoiled(way: EngineMethod) -> TimedAnswer:
+    def spoiled(way: LaneMethod) -> TimedAnswer:
         answer = end(way)
         return TimedAnswer([*answer.tokens[:-1], answer.tokens[-1] ^ 1], answer.rounds)
 
-    monkeypatch.setattr(EngineMethod, "end", spoiled)
+    monkeypatch.setattr(LaneMethod, "end", spoiled)
     assert real.main([*given, "--task", "summaries", "--out", str(tmp_path / "real")]) == 1
     found = {row["method"]: row for row in rows_in(tmp_path / "real") if row["temperature"] == 0}
     assert found["frozen"]["identical"] == 0

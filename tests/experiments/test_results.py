@@ -17,11 +17,11 @@ from experiments.evaluation import Evaluation, compared
 from experiments.results import Results
 from experiments.runner import Experiment, Size
 from experiments.study import Study
-from omnidraft.bench.interleaved import EngineMethod, TimedAnswer
+from omnidraft.bench.interleaved import LaneMethod, TimedAnswer
 from omnidraft.cli import flags
 from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, InputError, OmniDraftError
-from support.engines import isolated
+from support.lanes import isolated
 from support.project_files import ROOT, shared
 
 RECIPES = ROOT / "recipes"
@@ -202,7 +202,7 @@ def test_splits_come_from_the_hub_where_there_is_no_folder(monkeypatch: pytest.M
 
 def test_ways_are_compared(evaluation: Evaluation) -> None:
     model, ids = evaluation.model, evaluation.prompts("gsm8k", tests=True)
-    ways = [EngineMethod(str(n), isolated(model, draft_length=n), Sampling()) for n in (0, 1, 3)]
+    ways = [LaneMethod(str(n), isolated(model, draft_length=n), Sampling()) for n in (0, 1, 3)]
     found = compared(ways, ids, 8)
     assert list(found) == ["0", "1", "3"]
     assert all(row["identical"] for row in found.values())
@@ -216,7 +216,7 @@ def test_ways_are_compared(evaluation: Evaluation) -> None:
 def test_greedy_answers_that_differ_are_noticed(
     temperature: float, identical: bool | None, evaluation: Evaluation
 ) -> None:
-    class Wrong(EngineMethod):
+    class Wrong(LaneMethod):
         ended = 0
 
         def end(self) -> TimedAnswer:
@@ -224,7 +224,7 @@ def test_greedy_answers_that_differ_are_noticed(
             Wrong.ended += 1
             return TimedAnswer([*said.tokens[:-1], said.tokens[-1] + (Wrong.ended == 1)], said.rounds)
 
-    engines = (isolated(evaluation.model, draft_length=0) for _ in range(2))
-    ways = [kind(kind.__name__, next(engines), Sampling(temperature=temperature)) for kind in (EngineMethod, Wrong)]
+    lanes = (isolated(evaluation.model, draft_length=0) for _ in range(2))
+    ways = [kind(kind.__name__, next(lanes), Sampling(temperature=temperature)) for kind in (LaneMethod, Wrong)]
     found = compared(ways, evaluation.prompts("gsm8k", tests=True), 8)
     assert {row["identical"] for row in found.values()} == {identical}, "to the first prompt alone"

@@ -20,7 +20,7 @@ from experiments.tasks import PROMPTS
 from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import Question
 from omnidraft.cli.prompts import read
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.distillation.inline_trainer import InlineTrainer
 from omnidraft.errors import ConfigError
 from support.project_files import shared
@@ -174,7 +174,7 @@ def test_learning_is_timed_apart(words: list[str], monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(kind, name, timed)
 
     monkeypatch.setattr(streams, "time", SimpleNamespace(perf_counter=lambda: now))
-    takes(0.25, Engine, "verifying")
+    takes(0.25, Lane, "verifying")
     takes(8.0, InlineTrainer, "teach")
     assert streams.main([*words, "--prompts", "2"]) == 0
     for row in Results(Path(words[-1]).with_suffix(".jsonl"), "streams").of("answers").values():
@@ -206,7 +206,7 @@ def test_ways_share_the_target_and_nothing_else(target: Path, drafter: Path) -> 
     given = {"target": str(target), "drafter": str(drafter), "dtype": "float32", "device": "cpu", "warn": print}
     models = list(streams.models_of(argparse.Namespace(**given, ways=list(streams.WAYS))).values())
     assert len({id(model.target) for model in models}) == 1
-    assert len({id(model.engine.policy) for model in models}) == len(models)
+    assert len({id(model.lane.policy) for model in models}) == len(models)
     assert len({id(model.drafter) for model in models[1:]}) == len(models) - 1
     assert models[0].drafter is None
 

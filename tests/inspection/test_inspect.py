@@ -79,13 +79,13 @@ def test_a_pair_is_what_load_makes_of_it(tmp_path: Path, drafter: Path) -> None:
         json.dumps({**json.loads(path.read_text(encoding="utf-8")), "eos_token_id": [5, 9]}), encoding="utf-8"
     )
     loaded = omnidraft.load(target, drafter)
-    assert loaded.engine.attached is not None
+    assert loaded.lane.attached is not None
     theirs, ours = language(target), language(drafter)
     assert theirs.vocab == loaded.vocab
     assert theirs.vocab.eos == (5, 9), "those of the generation config"
     assert language(target, drafts=True).vocab.eos == (loaded.target.tokenizer.eos_token_id, 5, 9)
     table = build_table(ours.vocab, theirs.vocab, ours.speller, theirs.speller)
-    assert table.fingerprint == loaded.engine.attached.cache.table.fingerprint
+    assert table.fingerprint == loaded.lane.attached.cache.table.fingerprint
     found = look(target, drafter)
     assert (found.works, found.reason, found.unchecked) == (True, None, ())
     assert (found.target.name, found.drafter.name) == (loaded.target.name, "drafter")

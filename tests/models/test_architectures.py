@@ -11,13 +11,14 @@ from transformers import PreTrainedModel
 
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
-from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import Drafter
+from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.shared_drafter import SharedDrafter
+from omnidraft.decoding.stream import decode
 from omnidraft.models.native.model import unsupported_reason
 from omnidraft.models.transformers_model import TransformersModel
 from support.drafts import COUNT, OWN, PROMPT, TARGET, agrees, rounds_of
-from support.engines import engine, generate, sampler, tokens
+from support.lanes import generate, lane, sampler, tokens
 from support.models import KINDS, MORE, Scripted, afresh, build, close
 from support.texts import TEXTS
 
@@ -71,10 +72,10 @@ def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
         "reuse_answers": "nothing",
         "verification": "block",
     }  # without counts, which say more than the pass
-    engine_ = engine(Scripted(TARGET.vocab.size, ids), TARGET, TransformersModel(model), OWN, **alone)
-    assert engine_.attached is not None
-    object.__setattr__(engine_.attached, "drafter", Checked(engine_.attached.drafter.model))
-    records = list(engine_.rounds(ids[:4], min(len(ids) - 4, 40), Sampling(temperature=1.0), sampler()))
+    lane_ = lane(Scripted(TARGET.vocab.size, ids), TARGET, TransformersModel(model), OWN, **alone)
+    assert lane_.attached is not None
+    object.__setattr__(lane_.attached, "drafter", Checked(lane_.attached.drafter.model))
+    records = list(decode(lane_, ids[:4], min(len(ids) - 4, 40), Sampling(temperature=1.0), sampler()))
     assert tokens(records) == ids[4 : 4 + len(tokens(records))]
     assert checked > 20
 

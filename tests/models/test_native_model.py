@@ -70,7 +70,7 @@ def test_texts_that_have_no_room_are_not_read_together() -> None:
     assert (fast.length, other.length) == (0, 19)
 
 
-@pytest.mark.parametrize(("name", "at"), [("_read_part", 2), ("_head", 1)])
+@pytest.mark.parametrize(("name", "at"), [("_read_joint", 2), ("_head", 1)])
 def test_a_pass_that_fails_leaves_every_text_as_long_as_before(
     name: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,8 +399,8 @@ def test_a_drafter_that_returns_nan_is_noticed(tmp_path: Path) -> None:
     broken.lm.model.save_pretrained(tmp_path)
     broken.tokenizer.save_pretrained(tmp_path)
     model = omnidraft.load(zoo.path("target-a"), tmp_path, dtype="float32", profile=None, reuse_answers="nothing")
-    assert model.engine.attached is not None
-    assert isinstance(model.engine.attached.drafter.model, NativeModel)
+    assert model.lane.attached is not None
+    assert isinstance(model.lane.attached.drafter.model, NativeModel)
     with pytest.raises(NumericsError, match="the drafter's logits"):
         model.generate("def mean(values):", max_new_tokens=12, temperature=1.0)
 

@@ -12,12 +12,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from omnidraft.config import Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import decode
 from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, spread
 from omnidraft.models.language_model import LanguageModel, SingleSequence
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Processing, TargetDistribution, largest, softmax
-from support.engines import SMALL, SMALL_PROMPTS, engine, sampler, tokens
+from support.lanes import SMALL, SMALL_PROMPTS, lane, sampler, tokens
 from support.models import random_model
 
 TARGET, OWN = SMALL
@@ -103,18 +104,18 @@ def devices() -> Iterator[None]:
         yield
 
 
-def engines(**drafting: Any) -> tuple[Engine, Engine]:
-    """An engine here, and one whose models are on devices of their own."""
+def lanes(**drafting: Any) -> tuple[Lane, Lane]:
+    """A lane here, and one whose models are on devices of their own."""
     target = random_model("llama", TARGET.vocab.size, 10)
     drafter = random_model("llama", OWN.vocab.size, 2, layers=1)
     placed = Placed(target, PLACES["target"]), Placed(drafter, PLACES["drafter"])
     options = {"draft_length": 3, **drafting}
-    return engine(target, TARGET, drafter, OWN, **options), engine(placed[0], TARGET, placed[1], OWN, **options)
+    return lane(target, TARGET, drafter, OWN, **options), lane(placed[0], TARGET, placed[1], OWN, **options)
 
 
-def run(engine_: Engine, sampling: Sampling, processors: Sequence[Any] = ()) -> list[Round]:
+def run(lane_: Lane, sampling: Sampling, processors: Sequence[Any] = ()) -> list[Round]:
     prompt: list[int] = TARGET.tokenizer.encode(SMALL_PROMPTS[0])
-    return list(engine_.rounds(prompt, 20, sampling, sampler(), processors))
+    return list(decode(lane_, prompt, 20, sampling, sampler(), processors))
 
 
 SAMPLINGS = {
@@ -138,7 +139,7 @@ WAYS: dict[str, dict[str, Any]] = {
     ("sampling", "way"), [("sampled", way) for way in WAYS] + [(one, "exact") for one in SAMPLINGS]
 )
 def test_a_text_is_the_same_wherever_its_models_are(sampling: str, way: str) -> None:
-    one, apart = engines(**WAYS[way])
+    one, apart = lanes(**WAYS[way])
     here = run(one, SAMPLINGS[sampling])
     apart.teacher_temperature = 1.0
     with Devices():
@@ -150,7 +151,7 @@ def test_a_text_is_the_same_wherever_its_models_are(sampling: str, way: str) -> 
 
 
 def test_processors_see_ids_where_the_logits_are() -> None:
-    _, apart = engines()
+    _, apart = lanes()
     seen: list[torch.device] = []
 
     def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

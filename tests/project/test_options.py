@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from omnidraft.api import load
+from omnidraft.api import OmniDraft, load
 from project.test_readme import ROOT, blocks
 from support.project_files import tool
 
@@ -18,6 +18,20 @@ def test_the_page_lists_the_options_of_load() -> None:
     assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python tools/write_option_docs.py"
     assert {*page.OWN} == {*inspect.signature(load).parameters} - {"options"}
     assert len(page.rows()) <= MOST
+
+
+def test_the_page_lists_the_arguments_of_generate_and_the_fields_of_answers() -> None:
+    page = tool("write_option_docs")
+    assert {*page.ARGUMENTS} == {*inspect.signature(OmniDraft.stream).parameters} - {"self", "sampling"}
+    answer, stats = page.names_of_answers()
+    assert [*page.ANSWER] == answer
+    assert [*page.STATS] == stats
+
+
+def test_the_page_of_the_source_lists_its_files() -> None:
+    page = tool("write_source_docs")
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python tools/write_source_docs.py"
+    assert "|  |" not in page.page(), "a file says nothing of itself"
 
 
 @pytest.mark.slow

@@ -224,9 +224,9 @@ def test_every_file_of_the_package_is_shipped_but_models_for_tests(tmp_path: Pat
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("verification/drawn", "from omnidraft.decoding.engine import Engine"),  # upward
-        ("verification/drawn", "def late():\n    import omnidraft.decoding.engine"),
-        ("draft_length/policy", "if TYPE_CHECKING:\n    from omnidraft.decoding.engine import Engine"),
+        ("verification/drawn", "from omnidraft.decoding.lane import Lane"),  # upward
+        ("verification/drawn", "def late():\n    import omnidraft.decoding.lane"),
+        ("draft_length/policy", "if TYPE_CHECKING:\n    from omnidraft.decoding.lane import Lane"),
         (
             "alignment/vocab",
             "from omnidraft.models.transformers_cache import GrowingCache",

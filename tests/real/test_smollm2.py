@@ -18,7 +18,7 @@ from omnidraft.bench.exactness import EXPECTED, joint_distribution, judged, samp
 from omnidraft.bench.interleaved import drafter_of
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.demo import smollm2 as download
 from omnidraft.errors import ModelError
 from support.compilers import needs_the_8_bit_step
@@ -79,10 +79,10 @@ def test_sampled_tokens_follow_the_distribution_of_the_target(model: OmniDraft) 
     drafting, own = Drafting(draft_length=2), drafter_of(model)
     drafter = Drafter(Remembering(own.drafter.model))
     attached = replace(own, drafter=drafter, cache=make_cache(own.cache.table, drafting))
-    prompt, eos = model.encode_message(OPEN), sorted(model.engine.eos)
-    engine = Engine(target, eos, attached, drafting)
+    prompt, eos = model.encode_message(OPEN), sorted(model.lane.eos)
+    lane = Lane(target, eos, attached, drafting)
     distribution = joint_distribution(target, prompt, eos, sampling, EXPECTED / SAMPLES)
-    found, did = sampled(engine, prompt, SAMPLES, sampling, 0, lambda: None)
+    found, did = sampled(lane, prompt, SAMPLES, sampling, 0, lambda: None)
     finding = judged(found, distribution, did, OPEN, 1e-4)
     assert finding is not None
     assert finding.drafted > 1

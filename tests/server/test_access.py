@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.round import verify
 from omnidraft.errors import ConfigError
 from omnidraft.server.server_settings import Serving, is_loopback
 from support.serving import PATIENT, QUESTION, At, serving, user
@@ -197,14 +198,13 @@ def test_requests_are_limited(chat: Path, monkeypatch: pytest.MonkeyPatch) -> No
     body = json.dumps({"messages": user(QUESTION), "max_tokens": 2, "stream": True, "temperature": 0}).encode()
     whole = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     with serving([chat], None, {"draft_length": 0}, lanes=1, max_queue=0) as at:
-        verifying = Engine.verifying
 
-        def held(engine: Engine, request: Any) -> Any:
+        def held(lane: Lane, request: Any) -> Any:
             assert go.wait(60)
-            return verifying(engine, request)
+            return verify(lane, request)
 
         go = threading.Event()
-        monkeypatch.setattr(Engine, "verifying", held)
+        monkeypatch.setattr("omnidraft.decoding.stream.verify", held)
         with connected(at, 1, whole):
             until(lambda: at.figures()["active"] == 1)
             refused = at.post("/tokenize", {"content": "x"})

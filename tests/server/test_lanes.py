@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from omnidraft.api import OmniDraft
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.round import verify
 from omnidraft.models.language_model import Read
 from omnidraft.models.transformers_model import TransformersModel
 from omnidraft.server.served_model import ServedModel
@@ -268,16 +269,14 @@ def test_late_answers_are_ended(chat: Path, rounds: Rounds, monkeypatch: pytest.
 
 
 def test_a_failure_is_one_requests_own(server: At, monkeypatch: pytest.MonkeyPatch) -> None:
-    verifying = Engine.verifying
-
-    def failing(engine: Engine, request: Any) -> Any:
-        verified = yield from verifying(engine, request)
+    def failing(lane: Lane, request: Any) -> Any:
+        verified = yield from verify(lane, request)
         if request.sampling.top_k == 7:
             raise RuntimeError("planted")
         return verified
 
     expected = server.chat(temperature=0, max_tokens=24).json()["choices"]
-    monkeypatch.setattr(Engine, "verifying", failing)
+    monkeypatch.setattr("omnidraft.decoding.stream.verify", failing)
     with ThreadPoolExecutor(2) as pool:
         good = pool.submit(server.chat, temperature=0, max_tokens=24)
         failed = server.chat(top_k=7)

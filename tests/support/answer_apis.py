@@ -45,7 +45,7 @@ class Replayed(NamedTuple):
     def answers(self, pieces: Sequence[str]) -> Iterable[tuple[Answer, Any]]:
         """An answer with each of the events that make it."""
         text = SimpleNamespace(feed=lambda _: "".join(pieces))  # of one token
-        model = SimpleNamespace(engine=SimpleNamespace(eos=()), text_after=lambda *_: text)
+        model = SimpleNamespace(lane=SimpleNamespace(eos=()), text_after=lambda *_: text)
         served = SimpleNamespace(name="m", marks=self.marks, model=model, undrafted=lambda _: "off")
         own: dict[str, Any] = {"served": served, "reading": self.reading, "ids": [1], "ignored": []}
         own |= {"options": {"extras": SimpleNamespace(marks=())}, "age": 3.0}

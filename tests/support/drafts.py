@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 
 from omnidraft.config import Sampling
+from omnidraft.decoding.stream import decode
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
-from support.engines import SMALL, engine, sampler, tokens, written
+from support.lanes import SMALL, lane, sampler, tokens, written
 from support.models import Knowing, Scripted
 
 WITH_END, OWN = SMALL
@@ -64,5 +65,5 @@ def agrees(model: LanguageModel, expected: list[int]) -> None:
 
 def rounds_of(model: LanguageModel, drafter: LanguageModel) -> list[Round]:
     """Greedy rounds after the prompt."""
-    engine_ = engine(model, TARGET, drafter, OWN, draft_length=4, drafter_temperature=1.0)
-    return list(engine_.rounds(PROMPT, COUNT, Sampling(), sampler()))
+    lane_ = lane(model, TARGET, drafter, OWN, draft_length=4, drafter_temperature=1.0)
+    return list(decode(lane_, PROMPT, COUNT, Sampling(), sampler()))

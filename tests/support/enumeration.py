@@ -1,6 +1,6 @@
-"""The distribution of what an engine emits, by taking every choice it can make.
+"""The distribution of what a lane emits, by taking every choice it can make.
 
-An engine's one source of randomness is its `Sampler`.  Replaced by a driver that takes every choice in turn, it makes
+A lane's one source of randomness is its `Sampler`.  Replaced by a driver that takes every choice in turn, it makes
 the production code itself - draft, walk, forward, verification, commit - yield each outcome and its probability.
 """
 
@@ -17,7 +17,8 @@ import torch
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import decode
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Processor, Sampler
 from support.table_models import PROMPT, Ids, World, frozen_cache, make_world
@@ -64,11 +65,11 @@ def distribution_of(run: Callable[[Sampler], K]) -> dict[K, float]:
     return found
 
 
-# ---------------------------------------------------------------- the engine's distribution
+# ---------------------------------------------------------------- the lane's distribution
 
 
 def round_distribution(
-    engine: Engine,
+    lane: Lane,
     context: Ids,
     sampling: Sampling = SAMPLED,
     processors: Sequence[Processor] = (),
@@ -78,7 +79,7 @@ def round_distribution(
     """The distribution of the tokens that one round emits after `prompt` and `context`."""
     found: Distribution = {}
     ids = [*prompt, *context]
-    for probability, record in enumerate_draws(lambda draw: next(engine.rounds(ids, FAR, sampling, draw, processors))):
+    for probability, record in enumerate_draws(lambda draw: next(decode(lane, ids, FAR, sampling, draw, processors))):
         found[record.emitted] = found.get(record.emitted, 0.0) + probability
         if seen is not None:
             seen(probability, record)
@@ -100,11 +101,11 @@ def first_tokens(round_of: Callable[[Ids], Distribution], count: int, eos: Seque
     return result
 
 
-def run_distribution(engine: Engine, tokens: int, sampling: Sampling = SAMPLED) -> Distribution:
+def run_distribution(lane: Lane, tokens: int, sampling: Sampling = SAMPLED) -> Distribution:
     """The distribution of whole runs of at most so many tokens, each round continuing the one before."""
 
     def run(draw: Sampler) -> Ids:
-        records = engine.rounds([PROMPT], tokens, sampling, draw)
+        records = decode(lane, [PROMPT], tokens, sampling, draw)
         return tuple(token for record in records for token in record.emitted)
 
     return distribution_of(run)
@@ -127,8 +128,8 @@ def learning_distribution(
 
         def run(draw: Sampler, cache: NgramCache = cache, context: Ids = context) -> tuple[Ids, NgramCache]:
             after = clone(cache)
-            engine = world.engine(after, **drafting)
-            return next(engine.rounds([PROMPT, *context], FAR, SAMPLED, draw)).emitted, after
+            lane = world.lane(after, **drafting)
+            return next(decode(lane, [PROMPT, *context], FAR, SAMPLED, draw)).emitted, after
 
         for probability, (emitted, after) in enumerate_draws(run):
             tokens = context + emitted
@@ -202,9 +203,9 @@ def distance(a: Distribution, b: Distribution) -> float:
     return 0.5 * sum(abs(a.get(key, 0.0) - b.get(key, 0.0)) for key in a.keys() | b.keys())
 
 
-def deviation(world: World, engine: Engine, count: int, sampling: Sampling = SAMPLED) -> float:
-    """Total variation between the engine's and the target's joint distribution of the first `count` tokens."""
-    ours = first_tokens(lambda context: round_distribution(engine, context, sampling), count, world.vocab.eos)
+def deviation(world: World, lane: Lane, count: int, sampling: Sampling = SAMPLED) -> float:
+    """Total variation between the lane's and the target's joint distribution of the first `count` tokens."""
+    ours = first_tokens(lambda context: round_distribution(lane, context, sampling), count, world.vocab.eos)
     assert abs(sum(ours.values()) - 1) < EXACT
     return distance(ours, first_tokens(plain_distribution(world, sampling), count, world.vocab.eos))
 
@@ -226,5 +227,5 @@ class Case:
 
     def deviation(self) -> float:
         world = make_world(self.shape, self.seed, self.zero)
-        engine = world.engine(frozen_cache(world, self.active, self.seed), **self.drafting)
-        return deviation(world, engine, self.count, self.sampling)
+        lane = world.lane(frozen_cache(world, self.active, self.seed), **self.drafting)
+        return deviation(world, lane, self.count, self.sampling)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, StoppingCriteria
 
 from omnidraft import hf
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.round import commit
 from omnidraft.verification.round import Round
 
 PROMPT = "hello world, what is"
@@ -45,13 +45,12 @@ def noisy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     """The records of all rounds from now on."""
     seen: list[Round] = []
-    commit = Engine.commit
 
     def noted(*args: Any, **options: Any) -> Round:
         seen.append(commit(*args, **options))
         return seen[-1]
 
-    monkeypatch.setattr(Engine, "commit", noted)
+    monkeypatch.setattr("omnidraft.decoding.stream.commit", noted)
     return seen
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,19 @@ from transformers import PreTrainedModel
 import omnidraft
 from omnidraft import OmniDraft
 from omnidraft.config import Learning, Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import Stream
 from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.losses import TeacherDistributions, divergence
 from omnidraft.distillation.online_adaptation import Adaptation
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import Trainer
-from omnidraft.generation import Stream
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 from omnidraft.profiles.pair_profile import PairProfile
 from omnidraft.profiles.profile import Profile
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
-from support.engines import generate
+from support.lanes import generate
 from support.models import random_model
 
 SIZE = 40  # of the vocabulary
@@ -104,23 +103,13 @@ COUNT = 16
 FAST: dict[str, Any] = {"draft_length": 4, "update_every": 2, "learning_rate": 1e-2}
 
 
-class NoText:
-    """Of an answer whose tokens alone are looked at."""
-
-    def feed(self, _: Sequence[int], /) -> tuple[str, None]:
-        return "", None
-
-    def end(self) -> str:
-        return ""
-
-
-def answered(adaptation: Adaptation, engine: Engine, prompt: list[int], count: int, **sampling: Any) -> list[Round]:
+def answered(adaptation: Adaptation, lane: Lane, prompt: list[int], count: int, **sampling: Any) -> list[Round]:
     """The rounds of an answer that is learned from, as a request goes through them."""
     profile = PairProfile(None, lambda: pytest.fail("asked for"), learns=False, warn=pytest.fail)
     adaptive = AdaptiveDrafter(None, adaptation, profile, Profile(), Learning())  # type: ignore[arg-type]
     draw = GeneratorSampler(torch.Generator().manual_seed(3))
-    begin = partial(engine.begin, prompt, count, Sampling(**sampling), draw)
-    stream = Stream(engine, adaptation.shared.slot, adaptive, begin, NoText())
+    lane.learning = adaptive
+    stream = Stream(lane, lane.request(prompt, count, Sampling(**sampling), draw))
     while stream.step() is not None:
         pass
     return stream.records

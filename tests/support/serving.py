@@ -18,7 +18,8 @@ import pytest
 from openai import OpenAI
 
 from omnidraft import zoo
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.round import verify
 from omnidraft.defaults import SMALL
 from omnidraft.server.run import Running
 from omnidraft.server.server_settings import Serving
@@ -109,13 +110,13 @@ class Rounds:
 @contextmanager
 def rounds_of_requests(patch: pytest.MonkeyPatch) -> Iterator[Rounds]:
     """Rounds that are counted, and held where that is asked for."""
-    rounds, verifying = Rounds(), Engine.verifying
+    rounds = Rounds()
 
-    def counted(engine: Engine, request: Any) -> Any:
+    def counted(lane: Lane, request: Any) -> Any:
         rounds.begin()
-        return verifying(engine, request)
+        return verify(lane, request)
 
-    patch.setattr(Engine, "verifying", counted)
+    patch.setattr("omnidraft.decoding.stream.verify", counted)
     try:
         yield rounds
     finally:

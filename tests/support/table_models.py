@@ -1,6 +1,6 @@
 """Table models small enough to enumerate: worlds of a drafter of 2-4 tokens and a target of 4-7, given or random.
 
-The distributions of both depend on the whole input.  `enumeration` takes every choice that an engine makes on them;
+The distributions of both depend on the whole input.  `enumeration` takes every choice that a lane makes on them;
 `Plain` restates with loops over spellings what the package computes with intervals, nodes and counters.
 """
 
@@ -23,7 +23,7 @@ from omnidraft.alignment.spelling_table import Probs, SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.verification.trie_walk import STOP, Symbol, Walk
 from support.models import InputFunction
 
@@ -138,8 +138,8 @@ class World:
     table: SpellingTable
     speller: Greedy
 
-    def engine(self, cache: NgramCache | None = None, **drafting: object) -> Engine:
-        """An engine whose n-grams, unless a cache is given, are those that its mode starts from and keeps.
+    def lane(self, cache: NgramCache | None = None, **drafting: object) -> Lane:
+        """A lane whose n-grams, unless a cache is given, are those that its mode starts from and keeps.
 
         It has no counts unless asked to: their hit rates outlive a request, as those of an enumeration must not.
         Drafts are drawn unless asked otherwise: the best ones alone would leave out most of what can happen.
@@ -151,7 +151,7 @@ class World:
             seed = "empty" if settings.mode == "intersection" else settings.ngram_seed
             cache = NgramCache(self.table, seed=seed, frozen=True)
         pair = AttachedDrafter(drafter=Drafter(self.drafter), context=translator, cache=cache)
-        return Engine(self.target, self.vocab.eos, pair, settings)
+        return Lane(self.target, self.vocab.eos, pair, settings)
 
 
 def make_world(name: str, seed: int = 0, zero: float = 0.0, shape: Shape | None = None) -> World:

@@ -17,7 +17,7 @@ from omnidraft.vllm.pair import RemotePair, load_pair
 from omnidraft.vllm.rows import Rows
 from support.assembling import load_with
 from support.batches import WIDTH, Asked, Batch
-from support.engines import generate
+from support.lanes import generate
 
 LENGTH = 4
 COUNT = 40  # tokens of an answer

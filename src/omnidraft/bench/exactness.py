@@ -22,8 +22,9 @@ from omnidraft.api import OmniDraft
 from omnidraft.bench.interleaved import sampler
 from omnidraft.bench.output import markdown_table
 from omnidraft.config import Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.stats import Stats
+from omnidraft.decoding.stream import decode
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
@@ -97,7 +98,7 @@ def joint_distribution(
 
 
 def sampled(
-    engine: Engine, prompt: Sequence[int], count: int, sampling: Sampling, seed: int, step: Callable[[], None]
+    lane: Lane, prompt: Sequence[int], count: int, sampling: Sampling, seed: int, step: Callable[[], None]
 ) -> tuple[Counter[Text], Stats]:
     """Counts of the first tokens of `count` sampled texts, and the statistics of their rounds."""
     draw = sampler(seed)
@@ -105,7 +106,7 @@ def sampled(
     records: list[Round] = []
     for _ in range(count):
         tokens: list[int] = []
-        for record in engine.rounds(prompt, ROOM, sampling, draw):
+        for record in decode(lane, prompt, ROOM, sampling, draw):
             tokens += record.emitted
             records.append(record)
             if len(tokens) >= LENGTH:
@@ -167,15 +168,15 @@ def examine(
     `step` is called after each sample.  Raises ConfigError for a model without a drafter, InputError if no prompt
     allows a test.
     """
-    engine = model.engine
-    if engine.attached is None:
+    lane = model.lane
+    if lane.attached is None:
         raise ConfigError("there is no drafter to test: give --drafter, and a draft_length above 0")
     findings = []
     for number, text in enumerate(texts):
-        ids, eos = model.encode(text), sorted(engine.eos)
-        engine.check(ids)
+        ids, eos = model.encode(text), sorted(lane.eos)
+        lane.check(ids)
         distribution = joint_distribution(model.target.lm, ids, eos, sampling, EXPECTED / samples)
-        found, did = sampled(engine, ids, samples, sampling, seed + number, step)
+        found, did = sampled(lane, ids, samples, sampling, seed + number, step)
         finding = judged(found, distribution, did, text, ALPHA / len(texts))
         if finding is None:
             say(f"prompt {text!r} is left out: the target is almost certain of what follows")
@@ -188,7 +189,7 @@ def examine(
         "findings": [asdict(finding) | {"passes": finding.passes} for finding in findings],
         "target": model.target.name,
         "drafter": model.drafter.name if model.drafter else None,
-        "drafting": asdict(engine.drafting),
+        "drafting": asdict(lane.drafting),
         "sampling": asdict(sampling),
     }
 

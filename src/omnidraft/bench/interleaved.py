@@ -18,7 +18,8 @@ import torch
 from omnidraft.attach import make_cache
 from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.drafter import AttachedDrafter
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import decode
 from omnidraft.verification.sampling import GeneratorSampler
 
 if TYPE_CHECKING:
@@ -65,25 +66,25 @@ class Method(Protocol):
         """The answer so far."""
 
 
-class EngineMethod:
+class LaneMethod:
     """Decoding by our own loop."""
 
-    def __init__(self, name: str, engine: Engine, sampling: Sampling) -> None:
-        self.name, self.engine, self.sampling = name, engine, sampling
+    def __init__(self, name: str, lane: Lane, sampling: Sampling) -> None:
+        self.name, self.lane, self.sampling = name, lane, sampling
         self._rounds: Iterator[Round] = iter(())
         self._done: list[Round] = []
         self._length = 0
 
     def restart(self) -> None:
         """Forget the n-grams seen; the measurements of the draft-length policy are kept, as for users."""
-        old = self.engine
+        old = self.lane
         if old.attached is not None:
             attached = replace(old.attached, cache=make_cache(old.attached.cache.table, old.drafting))
-            self.engine = Engine(old.target.model, sorted(old.eos), attached, old.drafting, old.policy)
-            self.engine.counts = old.counts
+            self.lane = Lane(old.target.model, old.eos, attached, old.drafting, old.policy)
+            self.lane.counts = old.counts
 
     def begin(self, ids: list[int], new_tokens: int, seed: int) -> None:
-        self._rounds = self.engine.rounds(ids, new_tokens, self.sampling, sampler(seed))
+        self._rounds = decode(self.lane, ids, new_tokens, self.sampling, sampler(seed))
         self._done, self._length = [], 0
 
     def advance(self, length: int) -> bool:
@@ -142,22 +143,22 @@ def ordered(items: Sequence[T], turn: int) -> list[T]:
     return order[first:] + order[:first]
 
 
-def engine_for(model: OmniDraft, drafting: Drafting = PLAIN, *, attached: AttachedDrafter | None = None) -> Engine:
-    """An engine over a loaded target and, unless another is `attached`, its drafter with a new n-gram cache."""
-    target, eos = model.target.lm, sorted(model.engine.eos)
+def lane_for(model: OmniDraft, drafting: Drafting = PLAIN, *, attached: AttachedDrafter | None = None) -> Lane:
+    """A lane on a loaded target and, unless another is `attached`, its drafter with a new n-gram cache."""
+    target, eos = model.target.lm, model.lane.eos
     if drafting.longest == 0:
-        return Engine(target, eos)
+        return Lane(target, eos)
     if attached is None and model.drafter is not None:
         attached = drafter_of(model)
         attached = replace(attached, cache=make_cache(attached.cache.table, drafting))
-    return Engine(target, eos, attached, drafting)
+    return Lane(target, eos, attached, drafting)
 
 
 def drafter_of(model: OmniDraft) -> AttachedDrafter:
     """The drafter of a model; raises ValueError if it has none."""
-    if model.engine.attached is None:
+    if model.lane.attached is None:
         raise ValueError("a comparison of drafts needs a drafter")
-    return model.engine.attached
+    return model.lane.attached
 
 
 def emitted(rounds: Iterable[Round]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnidraft.api import OmniDraft
-from omnidraft.bench.interleaved import PLAIN, EngineMethod, Method, TimedAnswer, engine_for
+from omnidraft.bench.interleaved import PLAIN, LaneMethod, Method, TimedAnswer, lane_for
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError, OmniDraftError
@@ -37,7 +37,7 @@ class Transformers:
     def __init__(self, name: str, model: OmniDraft, sampling: Sampling, drafter: PreTrainedModel | None = None) -> None:
         self.name = name
         self.target = model.target.lm.model
-        self._eos = sorted(model.engine.eos)
+        self._eos = sorted(model.lane.eos)
         self._asked: tuple[list[int], int, int] = ([], 0, 0)
         self._tokens: list[int] = []
         self._passes: list[int] = []  # tokens fed to the target in each
@@ -123,7 +123,7 @@ def make(
         if name in GREEDY_ONLY and not sampling.greedy:
             left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's distribution"
         elif name == BASELINE and ours_alone:  # the same weights without drafts
-            made.append(EngineMethod(name, engine_for(model, PLAIN), sampling))
+            made.append(LaneMethod(name, lane_for(model, PLAIN), sampling))
         elif name in (BASELINE, "lookup", "uad") and ours_alone:
             left_out[name] = "transformers cannot run these weights"
         elif name in (BASELINE, "lookup"):
@@ -135,5 +135,5 @@ def make(
         else:
             ours = {"plain": PLAIN, "goodput": Drafting()}
             drafting = ours.get(name) or Drafting(draft_length=draft_length, mode=name)
-            made.append(EngineMethod(name, engine_for(model, drafting), sampling))
+            made.append(LaneMethod(name, lane_for(model, drafting), sampling))
     return made, left_out

@@ -15,7 +15,7 @@ from omnidraft.alignment.spelling_table import Probs
 from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.counts.counts import Counts, Guess
 from omnidraft.counts.token_index import LONGEST
-from omnidraft.decoding.batched_passes import Passes
+from omnidraft.decoding.passes import Passes
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, Fixed
 from omnidraft.errors import NumericsError

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from omnidraft.counts.counts import Counts
 from omnidraft.counts.token_index import LONGEST
-from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.passes import Passes
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy
 from omnidraft.verification.drawn import Outcome, verify_walk
 from omnidraft.verification.round import Draft

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from omnidraft.config import Drafting
-from omnidraft.decoding.batched_passes import Passes
 from omnidraft.decoding.drafter import AttachedDrafter
+from omnidraft.decoding.passes import Passes
 from omnidraft.decoding.proposals import Proposer, TrieDraft, propose
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy
 from omnidraft.verification.drawn import Outcome

@@ -1,87 +1,16 @@
-"""One copy of a drafter's weights for any number of targets, and the slot that their requests take turns in."""
+"""One copy of a drafter's weights for any number of targets, whose requests take turns."""
 
 from __future__ import annotations
 
 import copy
-import threading
-from typing import Protocol
 
 import torch
 
-from omnidraft.errors import OmniDraftError
-from omnidraft.models.forks import ForkLock
+from omnidraft.decoding.lane import Turns
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.native.model import native_of
 from omnidraft.models.native.weights import RoundedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, check_drafter
-
-LOOK_S = 0.02  # seconds between looks at whether a waiting request still has the slot
-
-
-class Pausable(Protocol):
-    """Background work, which pauses while a request is decoded."""
-
-    def pause(self) -> None:
-        """A request is being decoded."""
-
-    def resume(self) -> None:
-        """It is done."""
-
-
-class Slot:
-    """The place of one request at a time on models that hold the state of one; a later request takes it over."""
-
-    def __init__(self) -> None:
-        self.lock = ForkLock()  # held by whoever uses the models, for a turn
-        self.background: list[Pausable] = []  # trainers of the drafter, for all its targets
-        self._still = threading.Event()  # set while background work stands still
-        self._request: object = None
-
-    def beside(self) -> Slot:
-        """The place of another request on the same weights, with caches of its own."""
-        other = Slot()
-        other.lock, other.background, other._still = self.lock, self.background, self._still
-        return other
-
-    def take(self, request: object) -> None:
-        """Give the slot to a request; the one before ends."""
-        with self.lock:
-            self._request = request
-            self.resume()
-
-    def pause(self) -> None:
-        """Pause background work; `hold` does so in each turn."""
-        self._still.set()
-        for each in self.background:
-            each.pause()
-
-    def resume(self) -> None:
-        """Resume background work until the next round of any request."""
-        self._still.clear()
-        for each in self.background:
-            each.resume()
-
-    def hold(self, request: object) -> None:
-        """Take the lock for a turn of a request, in which background work stands still.
-
-        Raises OmniDraftError where a later request has the slot, at once: that may hold the lock for long.
-        """
-        while not self.lock.acquire(timeout=LOOK_S):
-            self.check(request)
-        try:
-            if self._request is not request:
-                self.check(request)
-            if not self._still.is_set():
-                self.pause()
-        except BaseException:
-            self.lock.release()
-            raise
-
-    def check(self, request: object) -> None:
-        """Raise OmniDraftError where a later request has the slot."""
-        if self._request is not request:
-            # the models now hold the later request: going on would continue that one
-            raise OmniDraftError("another request was begun on the same models: read a stream to its end first")
 
 
 class LentWeights(TransformersModel):
@@ -109,7 +38,7 @@ class SharedDrafter:
     def __init__(self, source: PretrainedModel, *, native_step: bool = True) -> None:
         check_drafter(source)
         self.source = source
-        self.slot = Slot()
+        self.turns = Turns()
         self._native = native_of(source, drafts=True) if native_step else None
 
     @property

@@ -16,7 +16,8 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.bench.interleaved import sampler
 from omnidraft.bench.output import down
 from omnidraft.config import Sampling
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import decode
 from omnidraft.demo.smollm2 import smollm2
 from omnidraft.errors import InputError
 
@@ -105,16 +106,16 @@ def run(
         drafter = model.drafter.name if model.drafter else "none"
         dtype, threads = model.target.lm.precision, torch.get_num_threads()
         console.print(f"target {model.target.name} ({dtype}), drafter {drafter}, {threads} threads", soft_wrap=True)
-        engines = {WITHOUT: Engine(model.target.lm, model.vocab.eos), WITH: model.engine}
-        for engine in engines.values():  # the first passes allocate memory
-            answer(engine, model, model.encode_message(questions[0]), 2, lambda _: None)
+        lanes = {WITHOUT: Lane(model.target.lm, model.vocab.eos), WITH: model.lane}
+        for lane in lanes.values():  # the first passes allocate memory
+            answer(lane, model, model.encode_message(questions[0]), 2, lambda _: None)
         found: dict[str, list[DemoAnswer]] = {WITHOUT: [], WITH: []}
         for number, question in enumerate(questions):
             console.print(f"\n{question}", style="bold", soft_wrap=True)
             ids = model.encode_message(question)
-            for name in list(engines)[:: -1 if number % 2 else 1]:  # the second finds warm caches: take turns
+            for name in list(lanes)[:: -1 if number % 2 else 1]:  # the second finds warm caches: take turns
                 console.print(f"\n{name}:", style="dim")
-                found[name].append(answer(engines[name], model, ids, new_tokens, show))
+                found[name].append(answer(lanes[name], model, ids, new_tokens, show))
                 seconds, speed = found[name][-1].seconds, rate(found[name][-1:])
                 console.print(f"\n({seconds:.2f} s, {down(speed, 1)} tokens/s)", style="dim")
     plain, drafted = rate(found[WITHOUT]), rate(found[WITH])
@@ -133,20 +134,18 @@ def run(
     )
 
 
-def answer(
-    engine: Engine, model: OmniDraft, ids: list[int], new_tokens: int, show: Callable[[str], None]
-) -> DemoAnswer:
+def answer(lane: Lane, model: OmniDraft, ids: list[int], new_tokens: int, show: Callable[[str], None]) -> DemoAnswer:
     """Decode a prompt's greedy answer; `show` receives its text piece by piece."""
-    text, tokens, rounds = model.text_after(ids), list[int](), 0
-    engine.release()  # the whole prompt is read each time
+    text, tokens, passes = model.text_after(ids), list[int](), 0
+    lane.release()  # the whole prompt is read each time
     began = time.perf_counter()
-    for record in engine.rounds(ids, new_tokens, Sampling(), sampler()):
+    for record in decode(lane, ids, new_tokens, Sampling(), sampler()):
         tokens += record.emitted
-        rounds += 1
+        passes += 1
         show(text.feed(record.emitted))
     seconds = time.perf_counter() - began
     show(text.end())
-    return DemoAnswer(tokens=tuple(tokens), rounds=rounds, seconds=seconds)
+    return DemoAnswer(tokens=tuple(tokens), rounds=passes, seconds=seconds)
 
 
 def rate(answers: Sequence[DemoAnswer]) -> float:

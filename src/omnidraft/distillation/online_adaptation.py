@@ -15,7 +15,8 @@ import torch
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
-from omnidraft.decoding.shared_drafter import Pausable, SharedDrafter
+from omnidraft.decoding.lane import Pausable
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.teacher import Trace, trace_of
 from omnidraft.models.forks import ForkLock
@@ -59,7 +60,7 @@ class Adaptation:
     """Hands what is learned from one target to a drafter; with `learner` None only what was learned before.
 
     Any thread may `poll`, one at a time, and not while a learner is taught; to `teach`, and to draft with what came by
-    `load_weights`, is for who has the slot's lock.
+    `load_weights`, is for who has a turn.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class Adaptation:
         self.learner = learner
         self._warn = warn
         if learner is not None:
-            shared.slot.background.append(learner)
-        self._lock = ForkLock()  # of the learner; not the slot's, which may be held for a whole answer
+            shared.turns.background.append(learner)
+        self._lock = ForkLock()  # of the learner; not that of the turns, which may be held for a whole answer
         self._last: Counters | None = None  # of a learner that has ended
         self._base = dict(shared.source.model.named_parameters())
         self._model = shared.model  # that drafts
@@ -95,7 +96,7 @@ class Adaptation:
         return replace(self.attached, drafter=Drafter(self._model, beside=True))
 
     def load_weights(self, lane: AttachedDrafter | None = None) -> None:
-        """Draft with the latest learned weights, between two rounds; for who has the slot's lock."""
+        """Draft with the latest learned weights, between two rounds; for who has a turn."""
         self.poll()
         if (weights := self._weights) is not None:  # which another thread may replace
             self._model = self.shared.lend(weights, self._model)
@@ -140,7 +141,7 @@ class Adaptation:
         """Learn no more; drafts stay as good as they are."""
         with self._lock:  # else another thread might teach one that is closed, or end it, too
             if self.learner is not None:
-                self.shared.slot.background.remove(self.learner)
+                self.shared.turns.background.remove(self.learner)
                 self.learner.close()
                 self._last, self.learner = self.learner.counters, None
 

@@ -13,10 +13,7 @@ from omnidraft.draft_length.goodput_policy import EXPLORATION, Goodput
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 
 SPREAD = 8  # rows that the costs before any measurement are for
-PART_S = 0.15  # seconds that a part of a prompt adds to a pass that others wait for
 SHORTEST_S = 1e-6  # for an id
-EVERY = 8  # passes after which one has no part of a prompt, so that what rows cost is measured
-LEAST, FIRST = 8, 16  # ids of a part: fewer take as long; before it is known how long they take
 
 
 class BatchCosts:
@@ -33,9 +30,9 @@ class BatchCosts:
         self.costs.prefill.weights = [PRIOR / PREFILL / SPREAD]
         self.rows = 1  # of the present pass
         self._tokens = self._time = 1.0  # of the latest passes: tokens a row, and passes without drafts
-        self._read_s = 0.0  # seconds for an id of a prompt
-        self._parts = 0
-        self._unmeasured = 0  # passes in a row with ids of prompts, which say nothing of other costs
+        self.prompt_id_s = 0.0  # seconds for an id of a prompt; 0 before any is measured
+        self.unmeasured = 0  # passes in a row with ids of prompts, which say nothing of other costs
+        self._chunks = 0
 
     @property
     def rate(self) -> float:
@@ -51,7 +48,7 @@ class BatchCosts:
         self, *, rows: int, emitted: int, proposed: int, passes: int, read: int, draft_s: float, verify_s: float
     ) -> None:
         """Update with a pass in which every row decoded: `proposed` tokens were verified in `verify_s`."""
-        self._unmeasured = 0
+        self.unmeasured = 0
         counts = RoundCounts(draft_passes=passes, draft_read=read)
         times = RoundTimes(draft_s=draft_s, verify_s=verify_s)
         self.costs.learn(Round(emitted=(), draft=(0,) * proposed, counts=counts, times=times), first=False, rows=rows)
@@ -62,26 +59,15 @@ class BatchCosts:
             self._tokens = DISCOUNT * self._tokens + emitted / rows
             self._time = DISCOUNT * self._time + min((draft_s + verify_s) / plain, STALL * emitted / rows)
 
-    def learn_part(self, count: int, seconds: float) -> None:
-        """Update with the time of a pass that read ids of prompts."""
-        self._unmeasured += 1
+    def learn_prompt(self, count: int, seconds: float) -> None:
+        """Update with the time of a pass that read `count` ids of prompts."""
+        self.unmeasured += 1
         # what the rows beside it take would else count as that of few ids, and ever fewer were read
         added = max(0.0, seconds - self.costs.seconds * self._plain(self.rows)) / count
-        if self._parts:
-            added = min(added, STALL * self._read_s)
-        self._parts = min(LEVEL_MEMORY, self._parts + 1)
-        self._read_s = max(SHORTEST_S, self._read_s + (added - self._read_s) / self._parts)
-
-    @property
-    def measures(self) -> bool:
-        """True if the pass must have no part of a prompt beside rows that decode."""
-        return self._unmeasured >= EVERY
-
-    def part(self, most: int, *, alone: bool) -> int:
-        """Ids of prompts to read in a pass, `most` at most; where others wait, as many as they can wait for."""
-        if alone:
-            return most
-        return min(most, max(LEAST, int(PART_S / self._read_s) if self._read_s else FIRST))
+        if self._chunks:
+            added = min(added, STALL * self.prompt_id_s)
+        self._chunks = min(LEVEL_MEMORY, self._chunks + 1)
+        self.prompt_id_s = max(SHORTEST_S, self.prompt_id_s + (added - self.prompt_id_s) / self._chunks)
 
     def _plain(self, rows: int) -> float:
         """Cost of a pass over this number of rows without drafts."""

@@ -11,16 +11,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from omnidraft.config import Drafting, drafting_of
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.stream import Stream
 from omnidraft.errors import ConfigError
-from omnidraft.generation import Stream
 from omnidraft.hf.kept_drafters import Drafts, Ready, make_ready
 from omnidraft.hf.text import TextState, sampling_for
 from omnidraft.models.transformers_model import CACHE_ARGUMENTS, TransformersModel
@@ -96,15 +95,14 @@ def generate(  # noqa: PLR0913  transformers hands over those of its arguments t
     sampled = bool(generation_config.do_sample)
     sampling, processors, drafting = sampling_for(text, logits_processor, drafting, sampled=sampled)
     adaptive = ready.adaptive
-    engine = Engine(target, text.eos, adaptive.attached, drafting, ready.policy)
+    turns = adaptive.shared.turns
+    lane = Lane(target, text.eos, adaptive.attached, drafting, ready.policy, turns=turns, learning=adaptive)
     draw = GeneratorSampler(torch.Generator().manual_seed(_seed(ready, drafting, sampled=sampled)))
-    prompt = input_ids[0].tolist()
-    engine.check(prompt)
+    request = lane.request(input_ids[0].tolist(), text.most, sampling, draw, processors, memory=ready.memory)
     if streamer is not None:
         streamer.put(input_ids.cpu())
-    with adaptive.shared.slot.lock:  # requests of several threads are decoded one after the other
-        begin = partial(engine.begin, prompt, text.most, sampling, draw, processors, memory=ready.memory)
-        with Stream(engine, adaptive.shared.slot, adaptive, begin, text) as stream:
+    with turns.lock:  # requests of several threads are decoded one after the other
+        with Stream(lane, request, text) as stream:
             while stream.step() is not None:
                 record = stream.records[-1]
                 if record.finish == "context":

@@ -101,7 +101,7 @@ class LanguageModel(Protocol):
     vocab_size: int  # rows of the logits, padded ids included
     context: int  # maximum number of tokens in a cache
     chunk: int  # ids of a long text that are read at a time: more take as long
-    part: int  # the same for a target while others wait, where logits depend on how a prompt is split
+    shared_chunk: int  # the same for a target while others wait, where logits depend on how a prompt is cut
     joint: bool  # reads of several sequences are one pass
     rows_independent: bool  # the logits of a row are the same bits whatever rows are read in its pass
     hybrid: bool  # it has states besides keys and values: a crop may leave fewer tokens, which are then read again
@@ -158,7 +158,7 @@ class SingleSequence:
     vocab_size: int
     context: int
     precision = "float32"
-    chunk = part = NO_LIMIT
+    chunk = shared_chunk = NO_LIMIT
     joint = rows_independent = hybrid = False
     no_drafts: str | None = None
     token_bytes = 0.0

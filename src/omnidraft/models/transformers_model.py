@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 CHUNK = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
-PART, WORK = 16, 2**34  # ids that a CPU reads while others wait: fewer take as long; weights times ids in .2 s or so
+SHARED_CHUNK, WORK = (
+    16,
+    2**34,
+)  # ids that a CPU reads while others wait: fewer take as long; weights times ids in .2 s or so
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that cache one entry a token
 STATES = {"conv", "linear_attention", "hybrid", "hybrid_sliding"}  # layers that have a state, or both
 STATELESS = {"mlp", "moe"}
@@ -46,7 +49,7 @@ class PretrainedModel:
     """
 
     chunk: int
-    part: int
+    shared_chunk: int
     joint: bool
     generates: bool  # `model` has the weights, with which transformers can generate, too
     rows_independent: bool
@@ -95,7 +98,9 @@ class TransformersModel(PretrainedModel):
         self.device, self.dtype = model.device, model.dtype
         weights = sum(each.numel() for each in model.parameters())
         # by the model alone, as logits depend on how a prompt is parted
-        self.part = min(CHUNK, max(PART, WORK // max(1, weights))) if self.device.type == "cpu" else CHUNK
+        self.shared_chunk = (
+            min(CHUNK, max(SHARED_CHUNK, WORK // max(1, weights))) if self.device.type == "cpu" else CHUNK
+        )
         self.precision = str(model.dtype).removeprefix("torch.")
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = cache_argument(model)

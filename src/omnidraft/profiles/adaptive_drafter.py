@@ -102,9 +102,13 @@ class AdaptiveDrafter:
                 memory.index.extend([BOUNDARY, *text])
         self._memory = memory
 
-    def teach(self, records: list[Round], lane: AttachedDrafter | None = None) -> None:
+    def load_weights(self, attached: AttachedDrafter | None = None) -> None:
+        """Draft with the latest learned weights, see `Adaptation.load_weights`."""
+        self.adaptation.load_weights(attached)
+
+    def teach(self, records: list[Round], attached: AttachedDrafter | None = None) -> None:
         """Learn from a complete answer, see `Adaptation.teach`, and save where enough was learned."""
-        self.adaptation.teach(records, lane)
+        self.adaptation.teach(records, attached)
         self.save_later()
 
     # ------------------------------------------------------------ saving

@@ -249,7 +249,7 @@ class Answer:
         return [] if item is None else [Change(item, ends=True)]
 
     def _told(self, tokens: Sequence[int]) -> list[int]:
-        return [token for token in tokens if token not in self.task.served.model.engine.eos]
+        return [token for token in tokens if token not in self.task.served.model.lane.eos]
 
     def _prompt_infos(self, step: Told) -> list[TokenInfo]:
         """The log-probabilities of the prompt's tokens, with the first round; the first token has none."""
@@ -268,7 +268,7 @@ class Answer:
 
         Behind a prompt that is repeated it is there, too: who scores texts counts on a token for each that was made.
         """
-        ends = () if self.task.echo else self.task.served.model.engine.eos
+        ends = () if self.task.echo else self.task.served.model.lane.eos
         infos = []
         for token, info in zip(record.emitted, record.logprobs, strict=False):
             if token not in ends:

@@ -15,9 +15,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from omnidraft.decoding.engine import NOTHING_ELSE
+from omnidraft.decoding.request import NOTHING_ELSE
+from omnidraft.decoding.schedule import Step, step_together
 from omnidraft.errors import InputError, OmniDraftError
-from omnidraft.generation import Step, step_together
 from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_input
 from omnidraft.server.metrics import Metrics
 from omnidraft.server.reading.choice import Reading

@@ -63,7 +63,7 @@ class ServedModel:
         self._sources = sources  # target and drafter, as they can be loaded
         self.failure: str | None = None  # of the drafter, where it could not be loaded
         self.lanes = [LaneState(lane) for lane in model.lanes(lanes)]
-        attached = model.engine.attached
+        attached = model.lane.attached
         self._token_bytes = model.target.lm.token_bytes + (2 * attached.drafter.model.token_bytes if attached else 0)
         self.lock = threading.Lock()
         self.answers = 0
@@ -92,9 +92,9 @@ class ServedModel:
         """Why an answer has no drafts; `reason` is what the answer itself knows of it."""
         if self.failure is not None:
             return f"the drafter failed to load: {self.failure}"
-        if reason or self.model.engine.drafting.longest == 0:
+        if reason or self.model.lane.drafting.longest == 0:
             return reason or "off"
-        return "the answer is too short" if self.drafter or self.model.engine.counts else "no drafter"
+        return "the answer is too short" if self.drafter or self.model.lane.counts else "no drafter"
 
     @property
     def drafter(self) -> str | None:
@@ -222,7 +222,7 @@ def load_all(
         model, failure = _load(target, drafter if first is None else first.model, warn, options)
         if settings.api_key:
             model.memory = None  # that of all users together
-        memories = Memories(model.engine.drafting, model.memory) if first is None else first.memories
+        memories = Memories(model.lane.drafting, model.memory) if first is None else first.memories
         loaded.append(ServedModel(name, model, settings.lanes, (target, source), memories))
         loaded[-1].failure = failure
     return loaded

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from omnidraft.decoding.engine import Extras
+from omnidraft.decoding.request import Extras
 from omnidraft.errors import CONTEXT_LENGTH, InputError
 from omnidraft.server import protocol as p
 from omnidraft.server import protocol_base as base
@@ -240,7 +240,7 @@ def _check(served: ServedModel, settings: Serving, ids: Sequence[int], where: st
         message = f"the prompt is too long: {len(ids)} tokens > {most} maximum, as max_prompt_tokens says: shorten it"
         raise ApiError(400, message, param=where, code=CONTEXT_LENGTH)
     try:
-        served.model.engine.check(ids)
+        served.model.lane.check(ids)
     except InputError as error:
         raise of_input(error, where) from error
 

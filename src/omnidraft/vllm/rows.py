@@ -16,9 +16,11 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.batched_passes import run_batched
 from omnidraft.decoding.drafter import Drafter, common
-from omnidraft.decoding.engine import Engine, Request, Verified
+from omnidraft.decoding.lane import Lane
+from omnidraft.decoding.passes import run_batched
+from omnidraft.decoding.request import Request
+from omnidraft.decoding.round import Verified, commit, propose
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.models.language_model import SingleSequence
 from omnidraft.verification.drawn import Outcome
@@ -59,7 +61,7 @@ class Emitted:
 class Row:
     """A request as it comes along: its tokens, and the draft that is being verified."""
 
-    engine: Engine
+    lane: Lane
     request: Request
     seen: int  # the step in which it came last
     draft: Draft = field(default_factory=Draft)
@@ -79,12 +81,12 @@ class Row:
             draft, outcome = draft.cut(outcome, count)
         else:
             draft, outcome = Draft(), Outcome(emitted, 0, 0, None)
-        self.ended = not self.engine.eos.isdisjoint(emitted)
+        self.ended = not self.lane.eos.isdisjoint(emitted)
         nothing = torch.empty(count + 1, 0)
         verified = Verified(
             emitted=emitted, finish=None, draft=draft, outcome=outcome, logits=nothing, times=RoundTimes()
         )
-        return self.engine.commit(self.request, verified)
+        return commit(self.lane, self.request, verified)
 
 
 class Rows:
@@ -106,7 +108,7 @@ class Rows:
         self._rows: list[Row] = []
         self._places: dict[int, Row] = {}  # of the last step
         self._bare: set[int] = set()  # places of the last step with tokens and no row
-        self._idle: list[Engine] = []
+        self._idle: list[Lane] = []
         self._step = 0
         self._left: float | None = None  # when the last drafts were handed over
         self._drafted_s = 0.0  # that they took
@@ -138,9 +140,7 @@ class Rows:
             )
         self.batch.rows = max(1, len(sampled))
         drafting = [row for row in self._places.values() if self._drafts(row)]
-        for row, draft in zip(
-            drafting, run_batched([row.engine.propose(row.request) for row in drafting]), strict=True
-        ):
+        for row, draft in zip(drafting, run_batched([propose(row.lane, row.request) for row in drafting]), strict=True):
             row.draft = draft
         proposals: list[list[int]] = [[] for _ in sampled]
         for place, row in self._places.items():
@@ -200,21 +200,22 @@ class Rows:
             if oldest.seen == self._step:
                 return None
             self._end(oldest)
-        engine = self._engine(prompt)
-        request = engine.begin(prompt, self._target.context + 1 - len(prompt), Sampling(), _never)
-        row = Row(engine=engine, request=request, seen=self._step)
+        lane = self._lane(prompt)
+        request = lane.request(prompt, self._target.context + 1 - len(prompt), Sampling(), _never)
+        lane.begin(request)
+        row = Row(lane=lane, request=request, seen=self._step)
         self._rows.append(row)
         return row
 
-    def _engine(self, prompt: Sequence[int]) -> Engine:
-        """An engine without a row: of several, the one whose drafter has read most of a prompt."""
+    def _lane(self, prompt: Sequence[int]) -> Lane:
+        """A lane without a row: of several, the one whose drafter has read most of a prompt."""
         if self._idle:
             drafted = self._pair.attached.context.prompt(prompt) if len(self._idle) > 1 else ()
-            best = max(self._idle, key=lambda engine: 0 if engine.attached is None else _read(engine, drafted))
+            best = max(self._idle, key=lambda lane: _read(lane, drafted))
             self._idle.remove(best)
             return best
         attached = replace(self._pair.attached, drafter=Drafter(self._pair.shared.model))
-        return Engine(self._target, self._pair.vocab.eos, attached, self._drafting, batch=self.batch, keeps=True)
+        return Lane(self._target, self._pair.vocab.eos, attached, self._drafting, batch=self.batch, keeps=True)
 
     def _retire(self) -> None:
         """End rows that are gone: at once after an end of text, else after a while, as they may be preempted."""
@@ -225,13 +226,13 @@ class Rows:
     def _end(self, row: Row) -> None:
         self._rows.remove(row)
         self._places = {at: other for at, other in self._places.items() if other is not row}
-        row.engine.end()
-        self._idle = [*self._idle, row.engine][-IDLE:]
+        row.lane.end()
+        self._idle = [*self._idle, row.lane][-IDLE:]
 
 
-def _read(engine: Engine, tokens: Sequence[int]) -> int:
-    """Number of leading tokens of a text that an engine's drafter has read."""
-    return 0 if engine.attached is None else common(engine.attached.drafter.text, tokens)
+def _read(lane: Lane, tokens: Sequence[int]) -> int:
+    """Number of leading tokens of a text that a lane's drafter has read."""
+    return 0 if lane.attached is None else common(lane.attached.drafter.text, tokens)
 
 
 def _never(_: object) -> int:

@@ -38,7 +38,7 @@ class NativeModel(PretrainedModel):
     `drafts` to 5.  Raises ModelError for weights that are NaN or infinite, of another shape, or missing.
     """
 
-    chunk, part, joint, generates, rows_independent = CHUNK, CHUNK, True, False, True
+    chunk, shared_chunk, joint, generates, rows_independent = CHUNK, CHUNK, True, False, True
     device = torch.device("cpu")
 
     def __init__(
@@ -112,7 +112,7 @@ class NativeModel(PretrainedModel):
     def _read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
         kept: list[list[torch.Tensor]] = [[] for _ in reads]  # of each, outputs of the last layer
         for begin in range(0, max((len(each.ids) for each in reads), default=0), CHUNK):
-            self._read_part(reads, begin, kept)
+            self._read_joint(reads, begin, kept)
         rows = [row for each in kept for row in each]
         if not rows:
             return [torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu") for _ in reads]
@@ -133,7 +133,7 @@ class NativeModel(PretrainedModel):
             values = values - values.mean()
         return torch.from_numpy(values * weight.numpy() / np.sqrt(values @ values / len(values) + epsilon))
 
-    def _read_part(self, reads: Sequence[Read], begin: int, kept: list[list[torch.Tensor]]) -> None:
+    def _read_joint(self, reads: Sequence[Read], begin: int, kept: list[list[torch.Tensor]]) -> None:
         """Read up to CHUNK ids of each text, from `begin` on, and add the rows that are kept."""
         parts = [each.ids[begin : begin + CHUNK] for each in reads]
         texts = [cast("NativeSequence", each.sequence) for each in reads]

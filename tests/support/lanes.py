@@ -17,10 +17,10 @@ from omnidraft.alignment.spelling_table import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, Vocab, read_vocab
 from omnidraft.api import OmniDraft
 from omnidraft.attach import make_cache
-from omnidraft.bench.interleaved import drafter_of, engine_for
+from omnidraft.bench.interleaved import drafter_of, lane_for
 from omnidraft.config import Drafting
 from omnidraft.decoding.drafter import AttachedDrafter, Drafter
-from omnidraft.decoding.engine import Engine
+from omnidraft.decoding.lane import Lane
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.transformers_model import PretrainedModel
 from omnidraft.verification.round import Round
@@ -87,7 +87,7 @@ def sampler(seed: int = 0) -> GeneratorSampler:
     return GeneratorSampler(torch.Generator().manual_seed(seed))
 
 
-def engine(
+def lane(
     target: LanguageModel,
     target_language: Language,
     drafter: LanguageModel,
@@ -95,7 +95,7 @@ def engine(
     *,
     frozen: bool = False,
     **drafting: Any,
-) -> Engine:
+) -> Lane:
     settings = Drafting(**{"draft_length": 4} | drafting)
     spelling = table(drafter_language, target_language)
     only_direct = settings.mode == "intersection"
@@ -106,16 +106,14 @@ def engine(
     )
     context = context_of(drafter_language, target_language)
     pair = AttachedDrafter(drafter=Drafter(drafter), context=context, cache=cache_)
-    return Engine(target, target_language.vocab.eos, pair, settings)
+    return Lane(target, target_language.vocab.eos, pair, settings)
 
 
-def isolated(model: OmniDraft, **drafting: Any) -> Engine:
-    """An engine on a model's weights with KV caches and n-grams of its own."""
+def isolated(model: OmniDraft, **drafting: Any) -> Lane:
+    """A lane on a model's weights with KV caches and n-grams of its own."""
     attached, settings = drafter_of(model), Drafting(**drafting)
     cache_ = make_cache(attached.cache.table, settings)
-    return engine_for(
-        model, settings, attached=replace(attached, drafter=Drafter(attached.drafter.model), cache=cache_)
-    )
+    return lane_for(model, settings, attached=replace(attached, drafter=Drafter(attached.drafter.model), cache=cache_))
 
 
 def generate(

@@ -1,8 +1,4 @@
-"""Drafting and verifying as generators that ask for reads, so that those of several requests are made in one pass.
-
-`run` makes the reads of one after another.  `run_rounds` gives each of several a round: the drafts of all first, then
-one pass of each target.
-"""
+"""Work on the models as generators that ask for reads, so that those of several requests are made in one pass."""
 
 from __future__ import annotations
 
@@ -10,18 +6,16 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 import torch
 
-from omnidraft.draft_length.batch_goodput import FIRST, LEAST, SHORTEST_S
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.language_model import KVSequence, LanguageModel, Read
 
-PARTS_S = 0.1  # seconds that drafters read long texts for, in a turn of several requests
 T = TypeVar("T")
-Stop = Callable[[], bool]  # whether to stop, asked between the parts of a long text
+Stop = Callable[[], bool]  # whether to stop, asked between the chunks of a long text
 Passes = Generator[Read, torch.Tensor, T]
 """Work that asks for one read after another, is sent the logits of each, and returns a T."""
 
@@ -61,8 +55,8 @@ class Work(Generic[T]):
 
     def send(self, logits: torch.Tensor, took_s: float) -> None:
         """Resume with the logits of its read, and the seconds of the pass."""
-        part = self.asked is not None and not self.asked.keep
-        self._go_on(took_s, self._after_part if part else self._passes.send, logits)
+        chunk = self.asked is not None and not self.asked.keep
+        self._go_on(took_s, self._after_chunk if chunk else self._passes.send, logits)
 
     def fail(self, error: Exception) -> None:
         """Resume with an error in place of logits, which the work may handle."""
@@ -74,15 +68,15 @@ class Work(Generic[T]):
             raise self.error
         return cast("T", self.result)
 
-    def _after_part(self, logits: torch.Tensor) -> Read:
+    def _after_chunk(self, logits: torch.Tensor) -> Read:
         return self._passes.throw(Stopped()) if self._pace.stop() else self._passes.send(logits)
 
-    def _go_on(self, took_s: float, act: Callable[..., Read], *given: object) -> None:
+    def _go_on(self, took_s: float, act: Callable[..., Read], *sent: object) -> None:
         if self.asked is not None:
             self._pace.waited_s += max(0.0, time.perf_counter() - self._since - took_s)
         self.asked, self.verifies = None, False
         try:
-            self.asked = act(*given)
+            self.asked = act(*sent)
             self.verifies = self.asked.sequence is self._target
         except StopIteration as end:
             self.result = end.value
@@ -92,7 +86,7 @@ class Work(Generic[T]):
 
 
 def run(passes: Passes[T], pace: Pace | None = None) -> T:
-    """The result of some work, its reads made one by one; raises Stopped where it is to stop between two parts."""
+    """The result of some work, its reads made one by one; raises Stopped where it is to stop between two chunks."""
     work = Work(passes, pace=pace)
     while work.asked is not None:
         try:
@@ -108,51 +102,11 @@ def run_batched(passes: Sequence[Passes[T]]) -> list[T]:
     """Return the results of several, with reads of one model made together; raises an error when all have ended."""
     works = [Work(each) for each in passes]
     while asking := [each for each in works if each.asked is not None]:
-        _forward_by_model(asking)
+        forward_by_model(asking)
     return [each.done() for each in works]
 
 
-@dataclass
-class Seconds:
-    """Seconds of `run_rounds`: of all drafts, and of the pass of each target."""
-
-    drafts: float
-    targets: dict[int, float]  # by the id of the model
-
-
-def run_rounds(works: Sequence[Work[T]]) -> Seconds:
-    """Take each to the end of its round: one read of its target, after the reads of its draft.
-
-    Beside others drafters read no more of long texts than can be waited for, and rounds go on without them.
-    """
-    began, read = time.perf_counter(), 0
-    while drafting := [each for each in works if each.asked is not None and not each.verifies]:
-        if len(works) > 1:
-            read += _limit(drafting, _room(read, time.perf_counter() - began))
-        _forward_by_model([each for each in drafting if each.asked is not None and not each.verifies])
-    drafted = time.perf_counter()
-    return Seconds(drafted - began, _forward_by_model([each for each in works if each.verifies]))
-
-
-def _room(read: int, seconds: float) -> int:
-    """Number of ids of long texts that drafters may still read in this turn, after `read` ids in `seconds`."""
-    return FIRST if not read else int(read * (PARTS_S - seconds) / max(seconds, SHORTEST_S))
-
-
-def _limit(works: Sequence[Work[T]], room: int) -> int:
-    """Limit the parts of long texts to `room` ids together; return their number."""
-    read = 0
-    for each in works:
-        if each.asked is not None and not each.asked.keep:
-            if room - read < LEAST:
-                each.fail(Behind())
-            else:
-                each.asked = replace(each.asked, ids=each.asked.ids[: room - read])
-                read += len(each.asked.ids)
-    return read
-
-
-def _forward_by_model(works: Sequence[Work[T]]) -> dict[int, float]:
+def forward_by_model(works: Sequence[Work[T]]) -> dict[int, float]:
     """Make the reads that these ask for, those of one model together; return the seconds of each model by its id."""
     groups = dict[int, tuple[LanguageModel, list[Work[T]]]]()
     for each in works:
