@@ -33,7 +33,7 @@ from omnidraft import zoo
 from omnidraft.cli import flags, prompts
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.loading import load_tokenizer
-from omnidraft.server.served_model import name_of
+from omnidraft.server.running.served_model import name_of
 
 METHODS: dict[str, tuple[str, ...]] = {"drafts": (), "no drafts": ("--draft-length", "0")}  # with flags of the server
 COLUMNS = (

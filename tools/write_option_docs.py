@@ -44,8 +44,8 @@ ARGUMENTS = {
 ANSWER = {
     "text": "the answer, without stop strings and special tokens",
     "token_ids": "its tokens, an end of text and those of a stop string included",
-    "finish_reason": "`eos`, `stop` (a stop string), `length` (`max_new_tokens`), `context` (the target holds no more) or "
-    "`interrupted`",
+    "finish_reason": "`eos`, `stop` (a stop string), `length` (`max_new_tokens`), `context` (the target holds no "
+    "more) or `interrupted`",
     "stats": "counts and times, below",
 }
 STATS = {

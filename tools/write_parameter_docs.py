@@ -11,13 +11,14 @@ import textwrap
 from itertools import groupby
 from pathlib import Path
 
-from omnidraft.server.bodies import KINDS
-from omnidraft.server.unsupported_parameters import REFUSED
+from omnidraft.server.requests.chat_bodies import ChatRequest, CompletionRequest
+from omnidraft.server.requests.fields import Body
+from omnidraft.server.requests.response_bodies import ResponseRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "serve.md"
 BEGIN, END = "<!-- parameters: made by tools/write_parameter_docs.py -->", "<!-- end of parameters -->"
 LINES = textwrap.TextWrapper(120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-ENDPOINTS = {"chat": "chat", "completion": "completions", "response": "responses"}
+ENDPOINTS: dict[str, type[Body]] = {"chat": ChatRequest, "completions": CompletionRequest, "responses": ResponseRequest}
 
 
 def _names(names: list[str]) -> str:
@@ -25,7 +26,7 @@ def _names(names: list[str]) -> str:
 
 
 def _places(kinds: frozenset[str]) -> str:
-    return "" if len(kinds) == len(ENDPOINTS) else f" ({', '.join(ENDPOINTS[k] for k in ENDPOINTS if k in kinds)})"
+    return "" if len(kinds) == len(ENDPOINTS) else f" ({', '.join(name for name in ENDPOINTS if name in kinds)})"
 
 
 def _by_kinds(found: dict[str, frozenset[str]]) -> list[str]:
@@ -40,13 +41,12 @@ def table() -> str:
     """Lists of what is supported, and a table of what is refused."""
     supported: dict[str, frozenset[str]] = {}
     refused: dict[str, dict[str, frozenset[str]]] = {}
-    for body, kind in KINDS.items():
-        if kind in ENDPOINTS:
-            for name in body.model_fields:
-                supported[name] = supported.get(name, frozenset()) | {kind}
-            for name, fix in REFUSED[kind].items():
-                places = refused.setdefault(fix, {})
-                places[name] = places.get(name, frozenset()) | {kind}
+    for endpoint, body in ENDPOINTS.items():
+        for name in body.model_fields:
+            supported[name] = supported.get(name, frozenset()) | {endpoint}
+        for name, fix in body.refused.items():
+            places = refused.setdefault(fix, {})
+            places[name] = places.get(name, frozenset()) | {endpoint}
     lines = ["**Supported**", "", *(LINES.fill(f"- {each}") for each in _by_kinds(supported)), ""]
     lines += ["**Refused**", "", "| parameter | in its place |", "| --- | --- |"]
     lines += [f"| {'; '.join(_by_kinds(places))} | {fix} |" for fix, places in refused.items()]

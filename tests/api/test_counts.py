@@ -33,7 +33,9 @@ pytestmark = pytest.mark.usefixtures("home")
 def even(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass takes as long over many tokens as over one: whether copies pay is left to no busy machine."""
     ticks = itertools.count()
-    monkeypatch.setattr("omnidraft.decoding.lane.time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    for module in ("lane", "round"):
+        clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+        monkeypatch.setattr(f"omnidraft.decoding.{module}.time", clock)
 
 
 def ask(model: OmniDraft, prompt: str = PROMPT, **options: Any) -> Generation:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft.server import request_answers
+from omnidraft.server.answers import request_answers
 from omnidraft.server.reading.choice import Reading
 from omnidraft.server.reading.events import Arguments, Event, Reasoning, Text
 from omnidraft.server.reading.marks import RegionMarks, marks_of

@@ -14,17 +14,16 @@ import torch
 from llguidance import LLMatcher
 
 from omnidraft.api import OmniDraft
-from omnidraft.server import fill_in_middle
-from omnidraft.server.answers import Answer, Sources, TokenInfo
-from omnidraft.server.bodies import read
-from omnidraft.server.chat import Places
-from omnidraft.server.grammar import Thought, answer_grammar, text_grammar, tokens_of
-from omnidraft.server.messages import of_response
-from omnidraft.server.protocol_base import Options
+from omnidraft.server.answers.answer import Answer, Sources, TokenInfo
+from omnidraft.server.apis.chat import Places
+from omnidraft.server.grammars.grammar import ResponseFormat, Thought, answer_grammar, text_grammar, tokens_of
 from omnidraft.server.reading.events import Reasoning, Text
-from omnidraft.server.response_bodies import ResponseRequest
-from omnidraft.server.response_formats import ResponseFormat
-from omnidraft.server.sampling_options import sampling_of
+from omnidraft.server.requests import fill_in_middle
+from omnidraft.server.requests.bodies import read
+from omnidraft.server.requests.fields import Options
+from omnidraft.server.requests.messages import of_response
+from omnidraft.server.requests.response_bodies import ResponseRequest
+from omnidraft.server.requests.sampling_options import sampling_of
 from omnidraft.server.server_settings import Serving
 from support.serving import QUESTION, At, events, serving, user
 

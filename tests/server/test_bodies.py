@@ -11,12 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from omnidraft.server import protocol as p
-from omnidraft.server.bodies import KINDS, read
+from omnidraft.server.apis.anthropic_bodies import CountRequest, MessagesRequest
+from omnidraft.server.apis.llama_server_bodies import LlamaCompletion, LlamaInfill
+from omnidraft.server.apis.ollama_bodies import OllamaChat, OllamaGenerate, OllamaPull, OllamaShow
 from omnidraft.server.errors import ApiError
-from omnidraft.server.protocol_base import Body, ChatSchemaFormat
-from omnidraft.server.response_bodies import ResponseRequest
-from omnidraft.server.unsupported_parameters import OFF, REFUSED, SAME
+from omnidraft.server.requests import chat_bodies as p
+from omnidraft.server.requests.bodies import read
+from omnidraft.server.requests.fields import Body, ChatSchemaFormat
+from omnidraft.server.requests.response_bodies import ResponseRequest
+from omnidraft.server.requests.unsupported_parameters import OFF, SAME
 from support.serving import PATIENT, At, user
 
 CHATS = "/v1/chat/completions"
@@ -83,13 +86,14 @@ def test_what_is_wrong_is_named_with_its_place(kind: type[Body], body: Any, path
     assert not re.search(r"Input should|\.str\b|~|Discriminator|named_by|of_kind", str(raised.value))
 
 
-GOOD: dict[str, dict[str, Any]] = {
-    **{kind: {"messages": user("x")} for kind in ("chat", "messages")},
-    "completion": {"prompt": "x"},
-    "response": {"input": "x"},
-    "ollama": {"model": "x"},
-    "llama_server": {"prompt": "x"},
-    "tokenize": {"content": "x"},
+GOOD: dict[type[Body], dict[str, Any]] = {
+    **{kind: {"messages": user("x")} for kind in (p.ChatRequest, MessagesRequest, CountRequest)},
+    p.CompletionRequest: {"prompt": "x"},
+    ResponseRequest: {"input": "x"},
+    **{kind: {"model": "x"} for kind in (OllamaChat, OllamaGenerate, OllamaShow, OllamaPull)},
+    **{kind: {"prompt": "x"} for kind in (LlamaCompletion, LlamaInfill)},
+    p.TokenizeRequest: {"content": "x"},
+    p.DetokenizeRequest: {"tokens": [1]},
 }
 
 
@@ -102,28 +106,27 @@ def holding(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def test_what_would_change_an_answers_meaning_is_refused_with_a_fix() -> None:
-    kinds = {name: kind for kind, name in KINDS.items() if name in REFUSED}
-    for name, kind in kinds.items():
-        for path, fix in REFUSED[name].items():
+    assert sum(len(kind.refused) for kind in GOOD) > 40
+    for kind, good in GOOD.items():
+        for path, fix in kind.refused.items():
             for value in (None, *SAME.get(path, (*OFF, 0))):
-                read(holding(GOOD[name], path, value), kind)
+                read(holding(good, path, value), kind)
             with pytest.raises(ApiError) as raised:
-                read(holding(GOOD[name], path, False if path == "parse_special" else ["other"]), kind)
+                read(holding(good, path, False if path == "parse_special" else ["other"]), kind)
             where = path.replace("[]", "[1]")
             assert (raised.value.param, raised.value.code) == (where, "unsupported_value")
             assert str(raised.value) == f"{where} is not supported: {fix}"
-    assert read(GOOD["chat"] | {"modalities": ["text"]}, p.ChatRequest).ignored == ["modalities"]
+    assert read(GOOD[p.ChatRequest] | {"modalities": ["text"]}, p.ChatRequest).ignored == ["modalities"]
 
 
 def test_whatever_else_is_unknown_is_ignored_and_named() -> None:
-    for kind, name in KINDS.items():
-        body = GOOD.get(name, {"tokens": [1], "input": "x"})
-        assert read(body | {"colour": {"a": 1}, "none": None, "~": 0}, kind).ignored[-2:] == ["colour", "~"], name
+    for kind, body in GOOD.items():
+        assert read(body | {"colour": {"a": 1}, "none": None, "~": 0}, kind).ignored[-2:] == ["colour", "~"], kind
 
 
 def test_no_parameter_is_both_in_a_body_and_in_the_table() -> None:
-    for kind, name in KINDS.items():
-        assert not set(REFUSED.get(name, ())) & set(kind.model_fields), name
+    for kind in GOOD:
+        assert not set(kind.refused) & set(kind.model_fields), kind
 
 
 def test_a_null_is_not_given_but_in_a_schema() -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from omnidraft.alignment.vocab import read_vocab
 from omnidraft.server.errors import ApiError
-from omnidraft.server.fill_in_middle import FAMILIES, FillInTokens, filling
+from omnidraft.server.requests.fill_in_middle import FAMILIES, FillInTokens, filling
 from support.project_files import shared
 from support.small_tokenizers import byte_level, sentencepiece, unigram, wrap
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from omnidraft.server.gain_estimate import Estimate
+from omnidraft.server.running.gain_estimate import Estimate
 from omnidraft.verification.round import Round, RoundTimes
 
 

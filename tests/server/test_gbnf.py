@@ -14,10 +14,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from omnidraft.errors import ConfigError
-from omnidraft.server.gbnf import MAX_DEPTH, is_gbnf, rules_of
-from omnidraft.server.gbnf_to_lark import to_lark
-from omnidraft.server.grammar import Thought, answer_grammar
-from omnidraft.server.response_formats import ResponseFormat
+from omnidraft.server.grammars.gbnf import MAX_DEPTH, is_gbnf, rules_of
+from omnidraft.server.grammars.gbnf_to_lark import to_lark
+from omnidraft.server.grammars.grammar import ResponseFormat, Thought, answer_grammar
 
 KEPT = json.loads((Path(__file__).parent / "gbnf.json").read_text(encoding="utf-8"))
 BYTES = LLTokenizer("byte")

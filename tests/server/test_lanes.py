@@ -23,7 +23,7 @@ from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.round import verify
 from omnidraft.models.language_model import Read
 from omnidraft.models.transformers_model import TransformersModel
-from omnidraft.server.served_model import ServedModel
+from omnidraft.server.running.served_model import ServedModel
 from support.reads import watch
 from support.serving import PATIENT, QUESTION, At, Rounds, events, serving, user
 from support.waiting import until
@@ -64,7 +64,7 @@ class Clock:
             return time.monotonic() + self.late + per_round * rounds.begun
 
         clock = SimpleNamespace(monotonic=monotonic, time=time.time)
-        monkeypatch.setattr("omnidraft.server.scheduler.time", clock)
+        monkeypatch.setattr("omnidraft.server.running.scheduler.time", clock)
 
 
 @contextmanager
@@ -208,7 +208,7 @@ TALK: dict[str, Any] = {"model": "chat", "messages": user(QUESTION)}
 def test_a_stream_that_waits_says_that_it_is_alive(
     server: At, rounds: Rounds, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], alive: str
 ) -> None:
-    monkeypatch.setattr("omnidraft.server.request_answers.QUIET_S", 0.01)
+    monkeypatch.setattr("omnidraft.server.answers.request_answers.QUIET_S", 0.01)
     rounds.let(0)
     with httpx.stream("POST", server.url + path, json=body | {"stream": True}, **PATIENT) as answer:
         lines = answer.iter_lines()
@@ -230,7 +230,7 @@ def test_a_stream_that_waits_says_that_it_is_alive(
 def test_the_first_chunk_comes_with_the_first_token(
     server: At, rounds: Rounds, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("omnidraft.server.request_answers.QUIET_S", 0.01)
+    monkeypatch.setattr("omnidraft.server.answers.request_answers.QUIET_S", 0.01)
     rounds.let(0)
     with httpx.stream("POST", server.url + path, json=body | {"stream": True}, **PATIENT) as answer:
         lines = answer.iter_lines()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from omnidraft.api import OmniDraft
-from omnidraft.server import fill_in_middle, llama_server
+from omnidraft.server.apis import llama_server
+from omnidraft.server.requests import fill_in_middle
 from support.serving import QUESTION, At, events, user
 
 LONG: dict[str, Any] = {"prompt": "Question: Tim has 4 boxes of 6 pens.", "n_predict": 16, "temperature": 0}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft.server.grammar import SLASH
+from omnidraft.server.grammars.grammar import SLASH
 from omnidraft.server.reading.call_formats import valued
 from omnidraft.server.reading.channels import ChannelReader
 from omnidraft.server.reading.choice import reading_of

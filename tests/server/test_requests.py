@@ -23,8 +23,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
-import omnidraft.server.grammar_options
-import omnidraft.server.tasks
+import omnidraft.server.requests.grammar_options
+import omnidraft.server.requests.tasks
 from omnidraft.errors import ConfigError
 from support.serving import PATIENT, QUESTION, At, events, serving, user
 from support.waiting import WAIT_S

@@ -15,11 +15,10 @@ from llguidance import LLMatcher
 from transformers import PreTrainedTokenizerBase
 
 from omnidraft.api import OmniDraft
-from omnidraft.server.bodies import read
-from omnidraft.server.grammar import answer_grammar, followed, tokens_of
-from omnidraft.server.messages import of_chat
-from omnidraft.server.protocol import ChatRequest
-from omnidraft.server.response_formats import ResponseFormat
+from omnidraft.server.grammars.grammar import ResponseFormat, answer_grammar, followed, tokens_of
+from omnidraft.server.requests.bodies import read
+from omnidraft.server.requests.chat_bodies import ChatRequest
+from omnidraft.server.requests.messages import of_chat
 from support.serving import QUESTION, TOOL_TEMPLATE, At, events, serving, user, with_tools
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -15,9 +15,10 @@ from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.counts.token_index import BOUNDARY, LONGEST
 from omnidraft.defaults import SMALL
 from omnidraft.errors import ConfigError
-from omnidraft.server import run, user_memories
-from omnidraft.server.served_model import ServedModel, load_all
-from omnidraft.server.user_memories import Memories, User, digest
+from omnidraft.server import run
+from omnidraft.server.running import user_memories
+from omnidraft.server.running.served_model import ServedModel, load_all
+from omnidraft.server.running.user_memories import Memories, User, digest
 from support.serving import At, serving, user
 
 FOUR: tuple[tuple[int, dict[str, str]], ...] = (

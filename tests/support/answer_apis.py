@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from omnidraft.server.answers import Answer
-from omnidraft.server.anthropic import Messages
-from omnidraft.server.anthropic_bodies import MessagesRequest
-from omnidraft.server.bodies import Received, read
-from omnidraft.server.chat import Chat
-from omnidraft.server.ollama import Lines
-from omnidraft.server.ollama_bodies import OllamaChat
-from omnidraft.server.protocol import ChatRequest
+from omnidraft.server.answers.answer import Answer
+from omnidraft.server.answers.request_answers import Reply
+from omnidraft.server.apis.anthropic import Messages
+from omnidraft.server.apis.anthropic_bodies import MessagesRequest
+from omnidraft.server.apis.chat import Chat
+from omnidraft.server.apis.ollama import Lines
+from omnidraft.server.apis.ollama_bodies import OllamaChat
+from omnidraft.server.apis.responses import Response
 from omnidraft.server.reading.choice import Reading
 from omnidraft.server.reading.events import Event
 from omnidraft.server.reading.marks import RegionMarks
-from omnidraft.server.request_answers import Reply
-from omnidraft.server.response_bodies import ResponseRequest
-from omnidraft.server.responses import Response
-from omnidraft.server.scheduler import Done, Told
+from omnidraft.server.requests.bodies import Received, read
+from omnidraft.server.requests.chat_bodies import ChatRequest
+from omnidraft.server.requests.response_bodies import ResponseRequest
+from omnidraft.server.running.scheduler import Done, Told
 
 HELLO = [{"role": "user", "content": "Hi."}]
 Said = list[tuple[Any, ...]]

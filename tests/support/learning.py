@@ -108,7 +108,7 @@ def answered(adaptation: Adaptation, lane: Lane, prompt: list[int], count: int, 
     profile = PairProfile(None, lambda: pytest.fail("asked for"), learns=False, warn=pytest.fail)
     adaptive = AdaptiveDrafter(None, adaptation, profile, Profile(), Learning())  # type: ignore[arg-type]
     draw = GeneratorSampler(torch.Generator().manual_seed(3))
-    lane.learning = adaptive
+    lane.learning, lane.turns = adaptive, adaptation.shared.turns
     stream = Stream(lane, lane.request(prompt, count, Sampling(**sampling), draw))
     while stream.step() is not None:
         pass

@@ -50,7 +50,7 @@ def test_an_error_ends_the_drafts_and_not_the_engine(
     proposer = Proposer(config())
     lengths, rows = np.array([5, 2], np.int32), table([10, 20, 30, 40, 50])
     assert proposer.propose([[50]], lengths, rows)[0]
-    monkeypatch.setattr("omnidraft.decoding.lane.Lane.propose", lambda *_: 1 / 0)
+    monkeypatch.setattr("omnidraft.vllm.rows.propose", lambda *_: 1 / 0)
     for _ in range(3):
         assert proposer.propose([[50], [1]], lengths, rows) == [[], []]
     (said,) = [record.getMessage() for record in caplog.records]

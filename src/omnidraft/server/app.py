@@ -20,24 +20,26 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from omnidraft.errors import InputError
-from omnidraft.server import anthropic, anthropic_bodies, errors, llama_server, ollama, ollama_bodies, tasks
-from omnidraft.server import protocol as p
-from omnidraft.server import protocol_base as base
-from omnidraft.server import response_bodies as r
+from omnidraft.server import errors
 from omnidraft.server.access import USED_KEY, Guard
-from omnidraft.server.answers import Answer
-from omnidraft.server.bodies import Received, described, parsed, read, receive, taking
-from omnidraft.server.chat import Chat, Completion
+from omnidraft.server.answers.answer import Answer
+from omnidraft.server.answers.request_answers import Reply, RequestAnswers
+from omnidraft.server.apis import anthropic, anthropic_bodies, llama_server, ollama, ollama_bodies
+from omnidraft.server.apis.chat import Chat, Completion
+from omnidraft.server.apis.llama_server_bodies import LlamaCompletion, LlamaInfill
+from omnidraft.server.apis.responses import Response as ResponseForm
+from omnidraft.server.apis.tokenizing import detokenized, tokenized, tokenizer_info
 from omnidraft.server.errors import REQUEST_ID, ApiError, Json, of_input, to_json
-from omnidraft.server.llama_server_bodies import LlamaCompletion, LlamaInfill
-from omnidraft.server.metrics import CONTENT_TYPE, Metrics
-from omnidraft.server.request_answers import Reply, RequestAnswers
-from omnidraft.server.responses import Response as ResponseForm
-from omnidraft.server.scheduler import Scheduler, Task
-from omnidraft.server.served_model import Log, ServedModel
+from omnidraft.server.requests import chat_bodies as p
+from omnidraft.server.requests import fields as base
+from omnidraft.server.requests import response_bodies as r
+from omnidraft.server.requests import tasks
+from omnidraft.server.requests.bodies import Received, described, parsed, read, receive, taking
+from omnidraft.server.running.metrics import CONTENT_TYPE, Metrics
+from omnidraft.server.running.scheduler import Scheduler, Task
+from omnidraft.server.running.served_model import Log, ServedModel
+from omnidraft.server.running.user_memories import KEYLESS
 from omnidraft.server.server_settings import MEGABYTE, Serving
-from omnidraft.server.tokenizing import detokenized, tokenized, tokenizer_info
-from omnidraft.server.user_memories import KEYLESS
 
 PAGE = Path(__file__).parent / "page"
 GONE = 499  # nobody reads it
@@ -393,10 +395,11 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
     # its own pages of documentation load scripts of other hosts
     app = FastAPI(title="OmniDraft", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
     errors.install(app)
-    app.openapi = described(app.openapi)  # type: ignore[method-assign]
+    answering = [*_answering(server)]
+    app.openapi = described(app.openapi, {kind for _, _, kind, _ in answering})  # type: ignore[method-assign]
     post: dict[str, Any] = {"methods": ["POST"], "responses": REFUSALS}
     get: dict[str, Any] = {"methods": ["GET"], "responses": {code: REFUSALS[code] for code in (401, 403, 404, 503)}}
-    for path, endpoint, kind, about in _answering(server):
+    for path, endpoint, kind, about in answering:
         app.add_api_route(path, endpoint, **post, summary=about, openapi_extra=taking(kind))
     for path, endpoint in _telling(server):
         app.add_api_route(path, endpoint, **get)

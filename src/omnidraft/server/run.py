@@ -13,9 +13,9 @@ import uvicorn
 
 from omnidraft.errors import ConfigError
 from omnidraft.server.app import Server, make_app
-from omnidraft.server.metrics import Metrics
-from omnidraft.server.scheduler import Scheduler
-from omnidraft.server.served_model import ServedModel, load_all
+from omnidraft.server.running.metrics import Metrics
+from omnidraft.server.running.scheduler import Scheduler
+from omnidraft.server.running.served_model import ServedModel, load_all
 from omnidraft.server.server_settings import Serving
 
 SPARE = 128  # requests beside those that have a lane or wait for one: to be sent away with a 429, or not read

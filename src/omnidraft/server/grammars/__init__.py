@@ -1,0 +1,1 @@
+"""Grammars that answers follow: of JSON schemas, regular expressions, GBNF and function calls."""

@@ -1,0 +1,231 @@
+"""The messages of a request as a chat template takes them, and what the template does not read."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from omnidraft.errors import PromptError
+from omnidraft.server.errors import ApiError, of_input
+from omnidraft.server.requests import chat_bodies as p
+from omnidraft.server.requests import response_bodies as r
+from omnidraft.server.requests.fields import Media
+from omnidraft.server.requests.replays import Replay, answered
+from omnidraft.server.requests.sampling_options import agreed
+from omnidraft.server.running.served_model import ServedModel
+
+EFFORT, THINKING = "reasoning_effort", "enable_thinking"
+
+
+@dataclass
+class Prompt:
+    """Messages and variables for a chat template, with the paths in the body that they are of."""
+
+    where: str  # the parameter that holds the messages
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any] = field(default_factory=dict)
+    paths: dict[str, list[str]] = field(default_factory=dict)  # of a variable that the body has
+    optional: dict[str, list[str]] = field(default_factory=dict)  # of a message's optional key
+    dropped: list[str] = field(default_factory=list)  # paths of what is not given to the template at all
+    controls: dict[str, Any] = field(default_factory=dict)  # how the template ends
+
+    def encode(self, served: ServedModel) -> list[int]:
+        """Token ids; raises ApiError."""
+        return encoded(served, self.messages, self.variables | self.controls, self.where)
+
+    def unread(self, words: Collection[str]) -> list[str]:
+        """The paths of what a template that is made of these words does not read."""
+        read = {path for name in self.variables if name in words for path in self._paths(name)}
+        ignored = [path for name in self.variables for path in self._paths(name) if path not in read]
+        return [*ignored, *(path for name, paths in self.optional.items() if name not in words for path in paths)]
+
+    def _paths(self, name: str) -> list[str]:
+        return self.paths.get(name, [])
+
+
+def encoded(served: ServedModel, prompt: Any, template: Mapping[str, Any] | None, where: str) -> list[int]:
+    """Token ids of a prompt; raises ApiError that names the parameter it is of."""
+    try:
+        with served.lock:
+            return served.model.encode(prompt, template or None)
+    except PromptError as error:
+        raise of_input(error, where) from error
+
+
+def of_chat(body: p.ChatRequest) -> Prompt:
+    """The prompt of a chat; raises ApiError for a variable of the template that is none."""
+    prompt = Prompt("messages", [])
+    for place, message in enumerate(body.messages):
+        made: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
+        if isinstance(message, p.ToolResult):
+            made["tool_call_id"] = message.tool_call_id
+        if isinstance(message, p.AssistantMessage):
+            _complete(made, message, f"messages[{place}]", prompt)
+        _optional(made, "name", message.name, f"messages[{place}].name", prompt)
+        prompt.messages.append(made)
+    _add_variables(body, prompt)
+    _check_end(body, prompt)
+    if body.continue_final_message or body.add_generation_prompt is False:
+        name = "continue_final_message" if body.continue_final_message else "add_generation_prompt"
+        prompt.controls[name] = bool(body.continue_final_message)
+    return prompt
+
+
+def _check_end(body: p.ChatRequest, prompt: Prompt) -> None:
+    """Raise ApiError where the prompt cannot end as the body says."""
+    if body.continue_final_message and body.add_generation_prompt:
+        why = "continue_final_message and add_generation_prompt contradict each other: leave one out"
+        raise ApiError(400, why, param="add_generation_prompt", code="invalid_value")
+    if body.continue_final_message and prompt.messages[-1]["role"] != "assistant":
+        why = "continue_final_message goes on with an answer, and the last message is none: add it"
+        raise ApiError(400, why, param="continue_final_message", code="invalid_value")
+
+
+def of_response(body: r.ResponseRequest) -> Prompt:
+    """The prompt of a response; calls that follow each other are of one message.  Raises as `of_chat` does."""
+    made: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    prompt = Prompt("input", made)
+    thoughts: dict[str, str] = {}  # that wait for the answer which they are of, by path
+    for path, item in _items(body.input):
+        before = len(made)
+        if item is None:
+            prompt.dropped.append(path)
+        elif isinstance(item, r.MessageItem):
+            made.append({"role": _role(item.role), "content": _text(item.content)})
+            _optional(made[-1], "name", item.name, f"{path}.name", prompt)
+        elif isinstance(item, r.CallItem):
+            if not made or made[-1]["role"] != "assistant":
+                made.append({"role": "assistant", "content": ""})
+            made[-1].setdefault("tool_calls", []).append(
+                _call(item.call_id, r.full_name(item.namespace, item.name), item.arguments)
+            )
+            prompt.optional.setdefault("tool_calls", []).append(path)
+        elif isinstance(item, r.OutputItem):
+            made.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+        elif item.told:
+            thoughts[path] = item.told
+        else:
+            prompt.dropped.append(path)
+        if thoughts and len(made) > before:
+            _reason(made[-1], thoughts, prompt)
+            thoughts = {}
+    prompt.dropped += thoughts
+    if not made:
+        raise ApiError(400, "input holds no message: add one", param="input")
+    _add_variables(body, prompt)
+    return prompt
+
+
+def _items(given: str | Sequence[r.Item]) -> Iterator[tuple[str, r.Known | None]]:
+    """Items with their paths; calls that were run elsewhere as those of functions, and None for what has no text."""
+    if isinstance(given, str):
+        yield "input", r.MessageItem(role="user", content=given)
+        return
+    results = answered(each for each in given if isinstance(each, Replay))
+    for place, item in enumerate(given):
+        path = f"input[{place}]"
+        if not isinstance(item, Replay):
+            yield path, item
+            continue
+        if item.calls and item.id in results:
+            call: dict[str, Any] = {"call_id": item.id, "name": item.name, "arguments": item.arguments}
+            yield path, r.CallItem(type="function_call", **call)
+        if item.id in results and (item.replies or (item.calls and item.text)):
+            yield path, r.OutputItem(type="function_call_output", call_id=item.id, output=item.text)
+        elif item.text:
+            yield path, r.MessageItem(role="user", content=item.text)
+        elif not item.calls or item.id not in results:
+            yield path, None
+
+
+def _reason(made: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -> None:
+    """Give an answer the reasoning that comes before it; of another message it has no place."""
+    if made["role"] != "assistant":
+        prompt.dropped += thoughts
+        return
+    made["reasoning_content"] = "\n".join(thoughts.values())
+    prompt.optional.setdefault("reasoning_content", []).extend(thoughts)
+
+
+def _complete(made: dict[str, Any], message: p.AssistantMessage, path: str, prompt: Prompt) -> None:
+    """Add the parts of an earlier answer beside its text."""
+    if message.tool_calls:
+        calls = [_call(call.id, *call.called) for call in message.tool_calls]
+        _optional(made, "tool_calls", calls, f"{path}.tool_calls", prompt)
+    if message.refusal and made["content"]:
+        prompt.dropped.append(f"{path}.refusal")
+    elif message.refusal:
+        made["content"] = message.refusal
+    name = "reasoning" if message.reasoning_content is None else "reasoning_content"
+    _optional(made, "reasoning_content", getattr(message, name), f"{path}.{name}", prompt)
+    if message.reasoning is not None and name != "reasoning":
+        prompt.dropped.append(f"{path}.reasoning")
+
+
+def _optional(made: dict[str, Any], key: str, value: Any, path: str, prompt: Prompt) -> None:
+    if value is not None:
+        made[key] = value
+        prompt.optional.setdefault(key, []).append(path)
+
+
+def _role(role: str) -> str:
+    return "system" if role == "developer" else role
+
+
+def _text(content: str | Iterable[p.TextPart | p.RefusalPart | Media] | None) -> str:
+    return (
+        content
+        if isinstance(content, str)
+        else "\n".join(part.refusal if isinstance(part, p.RefusalPart) else part.text for part in content or ())
+    )
+
+
+def _call(id_: str | None, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A call as templates take it: with arguments that are no text, where they are JSON."""
+    value: Any = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            value = arguments
+    named = {"type": "function", "function": {"name": name, "arguments": value}}
+    return named if id_ is None else {"id": id_, **named}
+
+
+def _add_variables(body: p.ChatRequest | r.ResponseRequest, prompt: Prompt) -> None:
+    """Variables of the template that the body gives; raises ApiError for one that is no variable of a template."""
+    path = "chat_template_kwargs"
+    for name, value in (body.chat_template_kwargs or {}).items():
+        if name in _reserved():
+            where = f"{path}.{name}"
+            message = f"{where} is no variable of the target's chat template: leave it out"
+            raise ApiError(400, message, param=where, code="unsupported_parameter")
+        prompt.variables[name] = value
+        prompt.paths[name] = [f"{path}.{name}"]
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    _add_named(prompt, EFFORT, {"reasoning.effort": effort, EFFORT: getattr(body, EFFORT, None)})
+    if isinstance(body, p.ChatRequest):
+        thinks = None if body.thinking is None else body.thinking.type != "disabled"
+        _add_named(prompt, THINKING, {THINKING: body.enable_thinking, "thinking": thinks})
+    if prompt.variables.get(EFFORT) == "none" and THINKING not in prompt.variables:
+        prompt.variables[THINKING], prompt.paths[THINKING] = False, prompt.paths[EFFORT]
+
+
+def _add_named(prompt: Prompt, name: str, given: dict[str, Any]) -> None:
+    """A variable under whichever of its names; raises ApiError where they say different things."""
+    given[f"chat_template_kwargs.{name}"] = prompt.variables.get(name)
+    if (found := agreed(given)) is not None:
+        prompt.variables[name] = found
+        prompt.paths[name] = [where for where, value in given.items() if value is not None]
+
+
+@cache
+def _reserved() -> frozenset[str]:
+    """The parameters that `apply_chat_template` has itself: the template it applies, among others."""
+    from transformers import PreTrainedTokenizerBase
+
+    return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}

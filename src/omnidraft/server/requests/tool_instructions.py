@@ -1,0 +1,82 @@
+"""Functions and roles told of in words, for targets whose chat template has no place for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from omnidraft.server.requests.messages import Prompt
+
+JOINED = ("system", "user", "assistant")  # a template needs each result of a tool by itself
+TEXT = """\
+You may call functions. These are all there are, a JSON object each:
+{functions}
+
+To call one, answer with nothing but this, a line for each call:
+<tool_call>{{"name": "NAME", "arguments": {{...}}}}</tool_call>
+Results come in the next message. Where no function is needed, answer in plain text."""
+
+
+def instructed(prompt: Prompt, functions: Collection[Mapping[str, Any]], *, system: bool = True) -> Prompt:
+    """The prompt with the functions told of in the first message, and earlier calls and results as text.
+
+    With `system`, that is the system message, which is made where there is none; else the first of the user.
+    """
+    lines = "\n".join(json.dumps(each, ensure_ascii=False) for each in functions)
+    text = TEXT.format(functions=lines)
+    prompt = in_words(prompt)
+    messages = prompt.messages
+    if system and messages[0]["role"] == "system":
+        told = [messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    elif system:
+        told = [{"role": "system", "content": text}, *messages]
+    else:
+        first = next((at for at, each in enumerate(messages) if each["role"] == "user"), 0)
+        told = [*messages]
+        told[first] = messages[first] | {"content": f"{text}\n\n{messages[first]['content']}"}
+    variables = {name: value for name, value in prompt.variables.items() if name != "tools"}
+    return replace(prompt, messages=told, variables=variables)
+
+
+def of_fewer_roles(prompt: Prompt) -> Iterator[Prompt]:
+    """The prompt for templates that refuse its roles: without later system messages, without any, without tools'."""
+    for each in (prompt, in_words(prompt)):
+        yield _joined(each, system=True)
+        yield _joined(each, system=False)
+
+
+def _joined(prompt: Prompt, *, system: bool) -> Prompt:
+    """The prompt with neighbors of one role as one message, and system messages as the user's.
+
+    With `system`, those at the beginning are one system message.
+    """
+    messages: list[dict[str, Any]] = []
+    for each in prompt.messages:
+        first = system and all(before["role"] == "system" for before in messages)
+        role = "user" if each["role"] == "system" and not first else each["role"]
+        if messages and role in JOINED and role == messages[-1]["role"] and "tool_calls" not in messages[-1]:
+            texts = [text for text in (messages[-1]["content"], each["content"]) if text]
+            messages[-1] = messages[-1] | each | {"role": role, "content": "\n".join(texts)}
+        else:
+            messages.append(each | {"role": role})
+    return replace(prompt, messages=messages)
+
+
+def in_words(prompt: Prompt) -> Prompt:
+    """The prompt with calls as text of the answers that made them, and results as messages of the user."""
+    messages: list[dict[str, Any]] = []
+    for each in prompt.messages:
+        made = dict(each)
+        if calls := made.pop("tool_calls", None):
+            texts = [f"<tool_call>{json.dumps(call['function'], ensure_ascii=False)}</tool_call>" for call in calls]
+            made["content"] = "\n".join([*([made["content"]] if made.get("content") else []), *texts])
+        if made["role"] == "tool":
+            made = {"role": "user", "content": f"<tool_response>{made['content']}</tool_response>"}
+        if messages and made["role"] == messages[-1]["role"] == "user":
+            messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n{made['content']}"}
+        else:
+            messages.append(made)
+    optional = {name: paths for name, paths in prompt.optional.items() if name != "tool_calls"}
+    return replace(prompt, messages=messages, optional=optional)

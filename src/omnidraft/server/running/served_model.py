@@ -1,0 +1,244 @@
+"""A target that is served: its name, its lanes, and what its last answers were like."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnidraft import zoo
+from omnidraft.api import OmniDraft, load
+from omnidraft.config import LearningOptions, names
+from omnidraft.defaults import AUTO, drafter_for
+from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models.language_model import ROOM, copies
+from omnidraft.models.model_files import ModelFiles, files_of
+from omnidraft.server.grammars.grammar import tokens_of
+from omnidraft.server.reading.marks import RegionMarks, marks_of
+from omnidraft.server.running.gain_estimate import Estimate
+from omnidraft.server.running.user_memories import Memories, User
+from omnidraft.server.server_settings import Serving
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from omnidraft.api import Lane
+    from omnidraft.decoding.stats import Stats
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+SERIES = 300  # answers whose figures are kept
+Log = Callable[[str], None]
+
+
+@dataclass
+class LaneState:
+    """A lane, when it was last used, by whom, and how many tokens its last prompt had."""
+
+    lane: Lane
+    used: int = 0  # 0: it holds nothing
+    user: User | None = None
+    prompt: int = 0
+
+    def clear(self) -> None:
+        """Forget its conversation."""
+        self.used, self.user, self.prompt = 0, None, 0
+        self.lane.clear()
+
+
+class ServedModel:
+    """A target with its lanes; the figures are of this process.
+
+    All that touches the lanes is for the model thread; `lock` is held by whoever uses the tokenizer.
+    """
+
+    def __init__(
+        self, name: str, model: OmniDraft, lanes: int, sources: tuple[str, str | None], memories: Memories
+    ) -> None:
+        self.name, self.model, self.memories = name, model, memories
+        self._sources = sources  # target and drafter, as they can be loaded
+        self.failure: str | None = None  # of the drafter, where it could not be loaded
+        self.lanes = [LaneState(lane) for lane in model.lanes(lanes)]
+        attached = model.lane.attached
+        self._token_bytes = model.target.lm.token_bytes + (2 * attached.drafter.model.token_bytes if attached else 0)
+        self.lock = threading.Lock()
+        self.answers = 0
+        self.series: dict[str, deque[float | None]] = {
+            key: deque(maxlen=SERIES) for key in ("t", "acceptance", "tokens_per_pass", "draft_length", "updates")
+        }
+        self.learned: dict[str, int | float] = dict(model.learned)
+        self.estimate = Estimate()
+        self._reporting = threading.Lock()
+        self._report: dict[str, Any] | None = None
+
+    @property
+    def source(self) -> str:
+        """The target as it can be loaded."""
+        return self._sources[0]
+
+    @cached_property
+    def files(self) -> ModelFiles:
+        """What the target's files say of themselves; the precision in memory where they cannot be read any more."""
+        try:
+            return files_of(zoo.resolve(self.source))
+        except (ModelError, OSError):
+            return ModelFiles("safetensors", self.model.target.lm.precision)
+
+    def undrafted(self, reason: str | None) -> str:
+        """Why an answer has no drafts; `reason` is what the answer itself knows of it."""
+        if self.failure is not None:
+            return f"the drafter failed to load: {self.failure}"
+        if reason or self.model.lane.drafting.longest == 0:
+            return reason or "off"
+        return "the answer is too short" if self.drafter or self.model.lane.counts else "no drafter"
+
+    @property
+    def drafter(self) -> str | None:
+        return None if self.model.drafter is None else self.model.drafter.name
+
+    @property
+    def profile(self) -> Path | None:
+        """File of what was learned, where there is one."""
+        return self.model.profile
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all KV caches."""
+        return sum(state.lane.nbytes for state in self.lanes)
+
+    def needs(self, tokens: int) -> int:
+        """Bytes of KV caches that a lane needs for this number of tokens; of a drafter, twice as many."""
+        tokens = min(tokens, self.model.target.lm.context + 1)
+        return round(self._token_bytes * (tokens + max(ROOM, tokens // 2)))  # with room to grow
+
+    @cached_property
+    def copies(self) -> bool:
+        """True where a lane can begin with a copy of what another has read."""
+        return copies(self.model.target.lm.new_sequence())
+
+    @cached_property
+    def marks(self) -> RegionMarks:
+        """The marks between which the target writes reasoning and calls."""
+        tokenizer: Any = self.model.target.tokenizer
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        return marks_of(template, self.model.vocab.special, tokenizer.get_added_vocab())
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """The words of the chat template, among which is the name of whatever it reads."""
+        return frozenset(re.findall(r"\w+", str(getattr(self.model.target.tokenizer, "chat_template", None) or "")))
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """True where the chat template writes the tools that it is given."""
+        name = "find_place"
+        function = {"name": name, "description": "Find a place.", "parameters": NO_PARAMETERS}
+        try:
+            with self.lock:
+                text = self.model.target.tokenizer.apply_chat_template(
+                    [{"role": "user", "content": "x"}],
+                    tools=[{"type": "function", "function": function}],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+        except Exception:  # noqa: BLE001  a template is a program: it raises anything
+            return False
+        return name in str(text)
+
+    @cached_property
+    def tokens(self) -> LLTokenizer:
+        """The target's tokens for grammars; raises ConfigError where it has none that a grammar can follow."""
+        return tokens_of(self.model)
+
+    def text_of(self, token: int) -> tuple[str, list[int] | None]:
+        """A token's text, and its bytes where it has any."""
+        data = self.model.vocab.tokens[token]
+        if data is not None:
+            return data.decode("utf-8", "replace"), list(data)
+        return str(self.model.target.tokenizer.convert_ids_to_tokens(token)), None
+
+    def note(self, at: float, stats: Stats) -> None:
+        """Keep the figures of a complete answer; `at` is the time of day in seconds."""
+        self.answers += 1
+        self.learned = dict(self.model.learned)
+        row = {
+            "t": at,
+            "acceptance": stats.acceptance_rate if stats.proposed else None,
+            "tokens_per_pass": stats.block_efficiency,
+            "draft_length": stats.draft_length,
+            "updates": self.learned.get("updates", 0),
+        }
+        for key, value in row.items():
+            self.series[key].append(value)
+
+    def figures(self) -> dict[str, Any]:
+        """The target's part of `/stats`."""
+        return {
+            "id": self.name,
+            "drafter": self.drafter,
+            "requests": self.answers,
+            "profile": None if self.profile is None else str(self.profile),
+            "learned": self.learned,
+            "precision": self.model.target.lm.precision,
+            "series": {key: list(values) for key, values in self.series.items()},
+        }
+
+    def report(self) -> dict[str, Any]:
+        """The report of `omnidraft inspect` on the pair; made once.  Raises ConfigError where there is no drafter."""
+        target, drafter = self._sources
+        if self.drafter is None or drafter is None:
+            raise ConfigError(f"model {self.name!r} has no drafter to report on: serve it with one")
+        from omnidraft.inspection.report import inspect_pair
+
+        with self._reporting:
+            if self._report is None:
+                quiet: Log = lambda _: None  # noqa: E731  the server is not told of progress
+                found = inspect_pair(target, drafter, say=quiet, warn=quiet)
+                self._report = asdict(found)
+        return self._report
+
+
+def name_of(target: str) -> str:
+    """The name by which requests ask for a target: a folder's or a file's own, or the whole of `zoo:` and hub names."""
+    path = Path(target).expanduser()
+    return path.resolve().name if path.exists() and not target.startswith(zoo.PREFIX) else target
+
+
+def load_all(
+    targets: Sequence[str], drafter: str | None, settings: Serving, *, warn: Log, options: Mapping[str, Any]
+) -> list[ServedModel]:
+    """Load targets that share one drafter, and with it the memory of each user.  Raises InputError and its kinds."""
+    called = [name_of(target) for target in targets]
+    if twice := {name for name in called if called.count(name) > 1}:
+        raise ConfigError(f"two targets are called {twice.pop()!r}: give each folder a name of its own")
+    source = drafter_for(targets[0], lambda _: None) if drafter == AUTO else drafter
+    loaded: list[ServedModel] = []
+    for name, target in zip(called, targets, strict=True):
+        first = loaded[0] if loaded and loaded[0].model.adaptive is not None else None
+        model, failure = _load(target, drafter if first is None else first.model, warn, options)
+        if settings.api_key:
+            model.memory = None  # that of all users together
+        memories = Memories(model.lane.drafting, model.memory) if first is None else first.memories
+        loaded.append(ServedModel(name, model, settings.lanes, (target, source), memories))
+        loaded[-1].failure = failure
+    return loaded
+
+
+def _load(
+    target: str, drafter: str | OmniDraft | None, warn: Log, options: Mapping[str, Any]
+) -> tuple[OmniDraft, str | None]:
+    """A target, with the drafter where that can be loaded, and else why it cannot; raises what `load` does."""
+    try:
+        return load(target, drafter, warn=warn, **options), None
+    except ModelError as error:
+        own = {"adapt", "profile", *names(LearningOptions)}
+        rest = {name: value for name, value in options.items() if name not in own}
+        if drafter is None or rest.get("reuse_answers") == "profile":
+            raise
+        model = load(target, None, warn=warn, **rest)  # raises where it is the target's fault
+        warn(f"drafts come from earlier text alone, as the drafter failed to load: {error}")
+        return model, str(error)
