@@ -27,22 +27,6 @@ MIN_TEMPERATURE = 1e-4  # logits divided by less may overflow
 MAX_NUMBER = 1e30  # of any number without another bound: scores multiplied by more may overflow
 MAX_SHOWN = 100  # characters of a value in a message
 EXPERIMENTAL = "it is for experiments, use {} with omnidraft.api.assemble"
-# names that options had in earlier versions, for who still gives them
-RENAMED = {
-    "remember": "reuse_answers",
-    "interval": "update_every",
-    "replays": "replay_steps",
-    "trains": "train",
-    "drafter_step": "drafter_backend",
-    "body_s": "body_timeout_s",
-    "drain_s": "drain_timeout_s",
-    "save_s": "save_every_s",
-    "own": "self_asked",
-    "begin": "init_from",
-    "rows": "batch_size",
-    "minutes": "shard_minutes",
-    "batch": "batch_tokens",
-}
 
 
 def number(
@@ -380,13 +364,12 @@ def _home(name: str) -> str | None:
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """The fix for an unknown name: where it is for experiments, what it is called now, or the nearest known one."""
+    """The fix for an unknown name: where it is for experiments, or the nearest known one."""
     plain = name.lstrip("-").replace("-", "_")
-    renamed = RENAMED.get(plain, plain)
     for cls, public in ((Drafting, DraftingOptions), (Learning, LearningOptions)):
-        if renamed in names(cls) and renamed not in names(public):
-            return EXPERIMENTAL.format(f"config.{cls.__name__}" + (f" as {renamed!r}" if renamed != plain else ""))
-    near = [each for each in known if each.lstrip("-").replace("-", "_") == renamed]
+        if plain in names(cls) and plain not in names(public):
+            return EXPERIMENTAL.format(f"config.{cls.__name__}")
+    near = [each for each in known if each.lstrip("-").replace("-", "_") == plain]
     near = near or difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(sorted(known))}"
 

@@ -39,8 +39,6 @@ from support.assembling import load_with
         ({"adapter": "qlora"}, "adapter is 'qlora'; use one of full, lora"),
         ({"mode": "paper"}, "it is for experiments, use config.Drafting with omnidraft.api.assemble"),
         ({"loss": "hybrid"}, "it is for experiments, use config.Learning"),
-        ({"remember": "request"}, "did you mean 'reuse_answers'"),
-        ({"interval": 1}, "did you mean 'update_every'"),
         ({"adapts": "inline"}, "did you mean 'adapt'"),
         ({"learning_rat": 1}, "did you mean 'learning_rate'"),
         ({"profiles": None}, "did you mean 'profile'"),

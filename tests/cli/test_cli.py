@@ -213,8 +213,6 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "no choice": (with_options("--set", "adapter=fast"), "use one of full, lora"),
     "unknown key": (with_options("--set", "adapted=full"), "unknown setting 'adapted': did you mean 'adapter'?"),
     "of experiments": (with_options("--set", "mode=paper"), "unknown setting 'mode': it is for experiments"),
-    "old key": (with_options("--set", "interval=3"), "unknown setting 'interval': did you mean 'update_every'?"),
-    "old flag": (with_options("--remember", "memory"), "'--remember': did you mean '--reuse-answers'?"),
     "no value": (with_options("--set", "rank"), "--set is 'rank'; it must be KEY=VALUE"),
     "given twice": (with_options("--top-k", "5", "--set", "top_k=6"), "top_k is given twice"),
     "key as a flag": (with_options("--min-p", "0.1"), "unknown argument '--min-p': use --set min_p=VALUE"),

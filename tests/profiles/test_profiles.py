@@ -160,17 +160,11 @@ def test_a_byte_of_the_header_that_is_changed_is_refused_or_harmless(file: Profi
     assert refused > 0.8 * size
 
 
-def test_a_profile_with_the_checksum_of_earlier_versions_is_read(file: ProfileFile) -> None:
-    data = saved(file, numbered(1)).path.read_bytes()
-    manifest = json.loads(header(file)["__metadata__"]["omnidraft_profile"]) | {"format": 3}
-    file.path.write_bytes(made({"omnidraft_profile": json.dumps(manifest), "sha256": "0" * 64}, data))
-    assert number_of(file.load(KEY)) == 1
-
-
 BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda _: [],
     "nothing": lambda _: {},
     "format": lambda m: {**m, "format": "1"},
+    "an earlier format": lambda m: {**m, "format": FORMAT - 1},
     "true": lambda m: {**m, "format": True},
     "one field more": lambda m: {**m, "prompt": "hello"},
     "one field less": lambda m: {name: value for name, value in m.items() if name != "learning"},

@@ -123,10 +123,10 @@ class Manifest:
             number = found.pop("format")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
             raise ProfileError("it has no manifest") from None
-        if type(number) is not int or number < 1:
-            raise ProfileError(f"its format is {number!r}; it must be {FORMAT}")
-        if number > FORMAT:
+        if type(number) is int and number > FORMAT:
             raise LaterFormatError(f"its format is {number}, and this version reads {FORMAT}")
+        if type(number) is not int or number != FORMAT:
+            raise ProfileError(f"its format is {number!r}; it must be {FORMAT}")
         tensors = {name: each for name, each in header.items() if name != METADATA}
         if strange := [name for name in tensors if name.partition(".")[0] not in GROUPS]:
             raise ProfileError(f"its tensor {strange[0]!r} is no part of a profile")
