@@ -253,7 +253,8 @@ def test_arguments_are_never_lost_without_a_word(family: str) -> None:
 def test_a_line_of_a_stream_is_one_to_every_client() -> None:
     """Some also break lines at what Unicode calls ends of lines."""
     text = "So\u2028it\u2029is\x85done."
-    assert said(replayed("Hermes", TAGGED), [[text], [*text]])["ollama"] == [("reasoning", ""), ("text", text), ("stop",)]
+    found = said(replayed("Hermes", TAGGED), [[text], [*text]])
+    assert found["ollama"] == [("reasoning", ""), ("text", text), ("stop",)]
 
 
 def test_a_mark_closes_a_call_whatever_follows_it() -> None:

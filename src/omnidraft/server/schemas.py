@@ -81,8 +81,8 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     Where several schemas describe one object (`allOf`, `anyOf` beside `properties`, ...), each is given the names of
     the others first, so that a reference there becomes a copy; where one of them lets further keys in, none is closed.
     What is null is left out; `propertyNames`, `unevaluatedProperties` and `unevaluatedItems` are said by `properties`,
-    `additionalProperties` and `items` where they can be, and addresses are percent-encoded.  Raises ConfigError for a reference to
-    itself, and for a schema that grows too large.
+    `additionalProperties` and `items` where they can be, and addresses are percent-encoded.  Raises ConfigError for a
+    reference to itself, and for a schema that grows too large.
     """
     try:
         closing = _Closing(schema)
