@@ -232,6 +232,37 @@ def test_nor_where_the_answer_is_cut(name: str, template: str, text: str) -> Non
         said(replayed(name, template, cut=True), pieces_of(text[:end]))
 
 
+@pytest.mark.parametrize("family", [name for name, (_, call) in IN_JSON.items() if CALL in call])
+def test_arguments_are_never_lost_without_a_word(family: str) -> None:
+    template, call = IN_JSON[family]
+    for written, arguments in (
+        ('{"name": "add", "input": {"a": 1}}', {"a": 1}),
+        ('{"id": "c1", "type": "function", "name": "add"}', {}),
+        ('{"name": "add", "a": 1}', None),
+        ('{"name": "add", "argument": {"a": 1}}', None),
+    ):
+        text = call.replace(CALL, written)
+        content, calls = same(said(replayed(family, template), [*pieces_of(text), *halves(text)]))
+        if arguments is None:
+            assert written in content
+            assert calls == []
+        else:
+            assert (content, calls) == ("", [("add", arguments)])
+
+
+def test_a_line_of_a_stream_is_one_to_every_client() -> None:
+    """Some also break lines at what Unicode calls ends of lines."""
+    text = "So\u2028it\u2029is\x85done."
+    found = said(replayed("Hermes", TAGGED), [[text], [*text]])
+    assert found["ollama"] == [("reasoning", ""), ("text", text), ("stop",)]
+
+
+def test_a_mark_closes_a_call_whatever_follows_it() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {}, "id": {"a":</tool_call>: "Par}is"}}\n</tool_call>'
+    content, calls = same(said(replayed("Hermes", TAGGED), [*pieces_of(text), *halves(text)]))
+    assert (content, calls) == (text.partition("</tool_call>")[2], [("add", {})])
+
+
 FIRST, SECOND = (IN_JSON["Hermes"][1].replace("ARGUMENTS", json.dumps({"a": number})) for number in (1, 2))
 ORDERS = {
     f"{FIRST}\nThat was it.": [("call", "add", {"a": 1}), ("text", "\nThat was it.")],

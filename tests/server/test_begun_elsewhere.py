@@ -128,6 +128,20 @@ def test_a_chat_goes_on_behind_a_call_of_a_custom_tool(logged: At) -> None:
     assert prompt(logged)[1:] == ["assistant\n" + called("patch", '{"input": "+ a"}'), "tool\npatched"]
 
 
+def test_what_is_null_is_as_not_there(logged: At) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": None}
+    empty = {"type": "reasoning", "summary": [{"type": "summary_text", "text": None}]}
+    items: Any = [*user("How many?"), empty, call, {"type": "function_call_output", "call_id": "c", "output": None}]
+    assert logged.post("/v1/responses", {"input": items}).status_code == 200
+    expected = ["user\nHow many?", "assistant\n" + called("look", "{}"), "tool\n"]
+    assert prompt(logged) == expected
+    blocks = [{"type": "thinking", "thinking": None}, {"type": "tool_use", "id": "c", "name": "look", "input": None}]
+    held = {"type": "tool_result", "tool_use_id": "c", "content": None}
+    talk = [*user("How many?"), {"role": "assistant", "content": blocks}, {"role": "user", "content": [held]}]
+    assert logged.post("/v1/messages", {"max_tokens": 1, "messages": talk}).status_code == 200
+    assert prompt(logged) == expected
+
+
 def test_an_item_that_was_kept_elsewhere_is_refused(logged: At) -> None:
     refused = logged.post("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[0].type")

@@ -158,6 +158,7 @@ def send(at: At, content: bytes, path: str = "/v1/completions", **headers: str) 
         (b'{"a":' * 3000, "nested too deeply"),
         (b'{"prompt": NaN}', "NaN"),
         (b'{"prompt": ' + b"1" * 5000 + b"}", "too long an integer"),
+        (b'{"prompt": "x", "tools": [{"default": -1e400}]}', "-1e400"),
         (b'{"prompt": "\xff"}', "byte 12"),
         (b"[1]", "is a list"),
         (b"null", "is null"),

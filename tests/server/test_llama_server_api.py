@@ -242,6 +242,15 @@ def test_a_target_that_cannot_fill_in_says_so(server: At) -> None:
 # ---------------------------------------------------------------- tokens, as vLLM's clients ask for them
 
 
+def test_a_piece_that_is_no_text_is_told_by_its_bytes(server: At) -> None:
+    told = server.post("/tokenize", {"content": "a\U0001f389", "with_pieces": True}).json()["tokens"]
+    pieces = [each["piece"] for each in told]
+    data = [each.encode() if isinstance(each, str) else bytes(each) for each in pieces]
+    assert b"".join(data) == "a\U0001f389".encode()
+    assert pieces[0] == "a"
+    assert any(isinstance(each, list) for each in pieces)
+
+
 def test_tokens_are_told_in_vllms_form(server: At, alone: OmniDraft) -> None:
     info = server.get("/tokenizer_info").json()
     tokenizer = alone.target.tokenizer

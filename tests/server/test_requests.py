@@ -185,6 +185,8 @@ def test_a_lone_target_answers_to_any_name_and_says_so(plain: At, path: str) -> 
         assert answer.status_code == 200
         told = answer.json().get("omnidraft", {}).get("ignored", [])
         assert told == ([] if name.startswith("chat") or not name else ["model"])
+    shown = plain.post("/api/show", {"name": "dummy"}).json()  # which some clients ask for before they chat
+    assert shown["model_info"]["general.basename"] == "chat"
     assert plain.get("/v1/models/dummy").status_code == 404
 
 

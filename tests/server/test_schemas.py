@@ -260,6 +260,17 @@ FOLLOWED: dict[str, tuple[dict[str, Any], Sequence[Any], Sequence[Any]]] = {  # 
         [{"a": 1}],
         [{"a": 1, "b": 2}],
     ),
+    "no unevaluated items": (
+        {"type": "array", "prefixItems": [INTEGER], "unevaluatedItems": False},
+        [[], [1]],
+        [["x"], [1, 2]],
+    ),
+    "unevaluated items of a kind": ({"type": "array", "unevaluatedItems": INTEGER}, [[], [1, 2]], [["x"]]),
+    "no unevaluated items beside those of a kind": (
+        {"type": "array", "items": INTEGER, "unevaluatedItems": False},
+        [[], [1, 2]],
+        [["x"]],
+    ),
     "all of two, and no unevaluated keys": (
         {"allOf": [BASE, MORE]} | CLOSES,
         [{"a": 1, "b": 2}],

@@ -52,10 +52,11 @@ CUT = call("note", text="four words and more " * 40)
 
 
 THOUGHT = "<think>\nOk, simple: 2+2 is 4.\n</think>\n\nFour."
+REPEATED = "<think>\n4.It is 4.\n</think>\n\nIt is 4.🎉"
 
 
 def script(prompt: str) -> str:
-    return [*ANSWERS, CUT, THOUGHT][int(re.findall(r"user\n(\d+)", prompt)[-1])]
+    return [*ANSWERS, CUT, THOUGHT, REPEATED][int(re.findall(r"user\n(\d+)", prompt)[-1])]
 
 
 @pytest.fixture(scope="module", params=[16, 0], ids=["drafts", "no drafts"])
@@ -191,3 +192,19 @@ def test_reasoning_that_the_last_message_has_begun_goes_on(at: At, said: str, re
     blocks = at.post("/v1/messages", {"messages": messages, "max_tokens": 40, "temperature": 0}).json()["content"]
     thoughts = [("thinking", reasoning)] if reasoning else []
     assert [(each["type"], each[each["type"]]) for each in blocks] == [*thoughts, ("text", text)]
+
+
+@pytest.mark.parametrize("number", [2, 3, len(ANSWERS) + 1, len(ANSWERS) + 2])
+def test_a_response_tells_the_logprobs_of_each_text_once(at: At, number: int) -> None:
+    tools = [{"type": "function", **each} for each in FUNCTIONS]
+    asked = {"input": user(str(number)), "tools": tools, "top_logprobs": 1, "temperature": 0}
+    asked |= {"include": ["message.output_text.logprobs"], "stream": True}
+    deltas: dict[int, list[Any]] = {}
+    for event in events_of(at.post("/v1/responses", asked)):
+        if event["type"] == "response.output_text.delta":
+            deltas.setdefault(event["output_index"], []).extend(event["logprobs"])
+        elif event["type"] == "response.output_text.done":
+            assert deltas[event["output_index"]] == event["logprobs"]
+            text = b"".join(bytes(each["bytes"]) for each in event["logprobs"]).decode()
+            assert text.strip(">\n ") == event["text"].strip()  # a token may begin before it
+    assert deltas

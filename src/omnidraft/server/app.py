@@ -137,8 +137,9 @@ class Server:
     async def ollama_show(self, request: Request) -> Json:
         """A target in Ollama's form."""
         asked = await self.received(request, ollama_bodies.OllamaShow)
-        served = self.model(asked.body.model or asked.body.name)
-        return Json(await run_in_threadpool(ollama.shown, served))
+        asked.body.model = asked.body.model or asked.body.name
+        served, ignored = self.chosen(asked)
+        return _told(await run_in_threadpool(ollama.shown, served), ignored)
 
     async def ollama_pull(self, request: Request) -> Response:
         """Say that a target is here, as Ollama does at the end of a download."""

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from omnidraft.errors import InputError
 
 MAX_SHOWN = 60  # characters of a value in a message
+LINE_ENDS = "\x85\u2028\u2029"  # at which clients of httpx break lines, too
 BAD = 400
 RETRY_S = 2  # what a client that is sent away is asked to wait
 
@@ -83,7 +84,10 @@ class Json(Response):
 
 def to_json(content: Any) -> bytes:
     """One line of JSON in UTF-8; characters that no encoding has are replaced."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for mark in LINE_ENDS:
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return text.encode("utf-8", "replace")
 
 
 def response(error: ApiError, path: str = "") -> Json:

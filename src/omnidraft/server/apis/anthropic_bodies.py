@@ -20,14 +20,14 @@ class ToolUse(base.Body):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: dict[str, Any] = Field(default_factory=dict)
 
 
 class Thinking(base.Body):
     """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
-    thinking: str
+    thinking: str = ""
 
 
 class HasText(Protocol):

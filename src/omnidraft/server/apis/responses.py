@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -36,6 +37,7 @@ class Response(Reply):
             if isinstance(tool, ResponseTool)
         }
         self._number = -1  # of the last event
+        self._informed: Counter[int] = Counter()  # tokens whose log-probabilities were told, by the places of items
 
     def whole(self) -> dict[str, Any]:
         done = self.answer.finish != "length"
@@ -54,16 +56,14 @@ class Response(Reply):
         return self._event("response.failed", response=failed)
 
     def add(self, answer: Answer, delta: Delta) -> Iterator[bytes]:  # noqa: ARG002
-        infos = [info.as_dict() for info in delta.logprobs]
         for change in delta.changes:
             if change.begins:
                 yield from self._opening(change.item)
             if change.text:
                 kind = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
-                rest: dict[str, Any] = {"logprobs": infos} if change.item.kind == "text" else {}
+                rest = {"logprobs": self._more_infos(change.item)} if change.item.kind == "text" else {}
                 name = f"response.{kind[change.item.kind]}.delta"
                 yield self._event(name, **_place(change.item), delta=change.text, **rest)
-                infos = [] if rest else infos
             if change.ends:
                 yield from self._ending(change.item)
 
@@ -104,15 +104,22 @@ class Response(Reply):
         part |= {"logprobs": [info.as_dict() for info in self._infos(item)]}
         return {"type": "message", **own, "role": "assistant", "content": [part]}
 
+    def _more_infos(self, item: Item) -> list[dict[str, Any]]:
+        """The log-probabilities of the tokens of a text that no event has told."""
+        more = [info.as_dict() for info in self._infos(item)[self._informed[item.place] :]]
+        self._informed[item.place] += len(more)
+        return more
+
     def _infos(self, item: Item) -> Sequence[TokenInfo]:
         """The log-probabilities of the tokens of a text, where they are asked for."""
         infos = self.answer.logprobs if self.answer.task.tells_logprobs else ()
         data = [bytes(info.data or b"") for info in infos]
-        whole, begin, end = b"".join(data), 0, 0
-        for each in self.answer.items[: item.place + 1]:
-            if each.kind == "text":
-                begin = max(whole.find(each.text.encode(), end), end)
-                end = begin + len(each.text.encode())
+        whole, end = b"".join(data), 0
+        for each in self.answer.items[: item.place]:
+            end = max(whole.find(each.text.encode(), end) + len(each.text.encode()), end)
+        last = item.place == len(self.answer.items) - 1  # at the end of the text, which may hold the same words before
+        begin = max((whole.rfind if last else whole.find)(item.text.encode(), end), end)
+        end = begin + len(item.text.encode())
         ends = [*accumulate(map(len, data))]
         return infos[bisect_right(ends, begin) : bisect_left(ends, end) + 1] if item.text else ()
 

@@ -20,11 +20,16 @@ def tokenized(body: p.TokenizeRequest, served: ServedModel, settings: Serving) -
     ids = _ids(body, served, settings)
     told: list[Any] = ids
     if body.with_pieces:
-        told = [{"id": token, "piece": served.text_of(token)[0]} for token in ids]
+        told = [{"id": token, "piece": _piece(*served.text_of(token))} for token in ids]
     made: dict[str, Any] = {"tokens": told, "count": len(ids), "max_model_len": served.model.target.lm.context}
     if body.return_token_strs:
         made["token_strs"] = served.model.target.tokenizer.convert_ids_to_tokens(ids)
     return made
+
+
+def _piece(text: str, data: list[int] | None) -> str | list[int]:
+    """The text of a token, or its bytes where they are only a piece of a character's."""
+    return text if data is None or text.encode() == bytes(data) else data
 
 
 def _ids(body: p.TokenizeRequest, served: ServedModel, settings: Serving) -> list[int]:

@@ -80,9 +80,9 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
     Where several schemas describe one object (`allOf`, `anyOf` beside `properties`, ...), each is given the names of
     the others first, so that a reference there becomes a copy; where one of them lets further keys in, none is closed.
-    What is null is left out; `propertyNames` and `unevaluatedProperties` are said by `properties` and
-    `additionalProperties` where they can be, and addresses are percent-encoded.  Raises ConfigError for a reference to
-    itself, and for a schema that grows too large.
+    What is null is left out; `propertyNames`, `unevaluatedProperties` and `unevaluatedItems` are said by `properties`,
+    `additionalProperties` and `items` where they can be, and addresses are percent-encoded.  Raises ConfigError for a
+    reference to itself, and for a schema that grows too large.
     """
     try:
         closing = _Closing(schema)
@@ -232,11 +232,14 @@ class _Closing:
         return tuple(names), opened
 
     def _said(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """A schema without nulls where they mean nothing, and with the names that `propertyNames` allows listed."""
+        """A schema without nulls where they mean nothing, and with other words for what some keywords say."""
         made = {key: value for key, value in schema.items() if value is not None or key == "const"}
         if "additionalProperties" in made or not _composing(made) & {*made}:
             more = made.pop("unevaluatedProperties", None)
             made |= {} if more is None else {"additionalProperties": made.get("additionalProperties", more)}
+        if not (_composing(made) | {"contains"}) & {*made} and not isinstance(made.get("items"), list):
+            more = made.pop("unevaluatedItems", None)
+            made |= {} if more is None else {"items": made.get("items", more)}
         names = made.get("propertyNames")
         names = self._target(names) if isinstance(names, dict) and "$ref" in names else names
         rules = {*names} - ANNOTATIONS - {"type"} if isinstance(names, dict) else set()

@@ -17,7 +17,8 @@ from omnidraft.server.reading import scanning
 from omnidraft.server.reading.events import Call
 from omnidraft.server.reading.scanning import JSON, begun, scan
 
-NAMES, ARGUMENTS = ("name", "function", "tool"), ("arguments", "parameters", "args")
+NAMES, ARGUMENTS = ("name", "function", "tool"), ("arguments", "parameters", "args", "input")
+BESIDE = (*NAMES, "id", "type")  # keys of a call without arguments
 KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.)*)"\s*:\s*', re.DOTALL)
 CLOSED = re.compile(r"\s*,?\s*\}")
 STRING = re.compile(scanning.STRING, re.DOTALL)
@@ -65,10 +66,10 @@ def read_arguments(name: str, text: str, close: Sequence[str] = (), *, over: boo
 
 def mending(read: Callable[[str], Found], text: str, syntax: str, close: Sequence[str], *, over: bool) -> Found:
     """What is read in a text whose last brackets may be missing: before a closing mark, or where the text is `over`."""
-    found = read(text)
-    if found.end is not None:
-        return found
     state = scan(text, 0, syntax, close)
+    found = read(text)
+    if found.end is not None and state.mark is None:  # a mark comes first, also where brackets behind it would close
+        return found
     place = len(text) if state.mark is None and over and state.missing else state.mark
     if place is not None:
         found = read(text[:place] + (state.missing or ""))
@@ -180,7 +181,8 @@ def _object(text: str, at: int, names: Collection[str], *, within: bool = False)
         return NONE if wrong else Found(calls, found.end)
     name = loaded(called[0]) if called is not None and called[1] else None
     unknown = called is not None and called[1] and not (isinstance(name, str) and name in names)
-    if found.wrong or unknown or (found.end is not None and name is None):
+    lost = given is None and not found.values.keys() <= {*BESIDE}  # arguments that stand elsewhere
+    if found.wrong or unknown or (found.end is not None and (name is None or lost)):
         return NONE
     arguments = _arguments(*given) if given is not None else "{}" if found.end is not None else ""
     if arguments is None:

@@ -10,7 +10,7 @@ from transformers.utils.chat_parsing import ResponseParser
 
 from omnidraft.server.reading.call_formats import TOO_MANY
 from omnidraft.server.reading.events import Call, Event, Functions, Reader, Reasoning, Text
-from omnidraft.server.reading.json_calls import cut_calls, loaded, mended, read_json
+from omnidraft.server.reading.json_calls import ARGUMENTS, BESIDE, cut_calls, loaded, mended, read_json
 
 REASONING = ("thinking", "reasoning", "reasoning_content")
 CALLS = "tool_calls"
@@ -86,9 +86,11 @@ class TemplateReader(Reader):
         inner = value.get("function", value) if isinstance(value, Mapping) else {}
         if not isinstance(inner, Mapping):
             return None
-        name, arguments = inner.get("name"), inner.get("arguments", {})
-        if not isinstance(name, str) or name not in self._functions:
+        name, key = inner.get("name"), next((key for key in inner if key in ARGUMENTS), None)
+        lost = key is None and not inner.keys() <= {*BESIDE}  # arguments that stand elsewhere
+        if not isinstance(name, str) or name not in self._functions or lost:
             return None
+        arguments = {} if key is None else inner[key]
         text = mended(arguments) if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         return Call(name, text or "{}") if isinstance(loaded(text or "{}"), dict) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -128,12 +129,18 @@ def _parsed(data: bytes) -> Any:
     def constant(name: str) -> NoReturn:
         raise ApiError(400, f"the body is no JSON ({name} is none of its numbers): use null", code="invalid_json")
 
+    def number(written: str) -> float:
+        if math.isinf(value := float(written)):
+            why = f"the body holds {written[:MAX_SHOWN]}, which is no number of 64 bits: use a smaller one"
+            raise ApiError(400, why, code="invalid_json")
+        return value
+
     try:
         text = data.decode(json.detect_encoding(data))
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is no UTF-8 at byte {error.start}: send UTF-8", code="invalid_json") from error
     try:
-        return json.loads(text, parse_constant=constant)
+        return json.loads(text, parse_constant=constant, parse_float=number)
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}, character {error.pos}"
         raise ApiError(400, f"the body is no JSON at {at}: {error.msg}", code="invalid_json") from error

@@ -53,7 +53,7 @@ class CallItem(Body):
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: Arguments
+    arguments: Arguments = "{}"
 
 
 class OutputItem(Body):
@@ -67,7 +67,7 @@ class OutputItem(Body):
 class ReasoningPart(BaseModel, extra="allow"):
     """A part of reasoning; what is no text is not read."""
 
-    text: str = ""
+    text: str | None = None
 
 
 class ReasoningItem(BaseModel, extra="allow"):
@@ -80,7 +80,7 @@ class ReasoningItem(BaseModel, extra="allow"):
     @property
     def told(self) -> str:
         """Its text."""
-        return "".join(each.text for each in self.content or self.summary or ())
+        return "".join(each.text or "" for each in self.content or self.summary or ())
 
 
 WHOLE = "nothing is kept here: send each item whole, as clients do with store false"
