@@ -257,8 +257,8 @@ def test_tokens_of_a_text_and_back(server: At) -> None:
 @pytest.mark.parametrize(
     ("name", "ask"),
     [
-        ("served_model.ServedModel.text_of", lambda at: at.post("/tokenize", {"content": "x", "with_pieces": True})),
-        ("grammar_options.followed", lambda at: at.chat(response_format={"type": "json_object"}, max_tokens=2)),
+        ("running.served_model.ServedModel.text_of", lambda at: at.post("/tokenize", {"content": "x", "with_pieces": True})),
+        ("requests.grammar_options.followed", lambda at: at.chat(response_format={"type": "json_object"}, max_tokens=2)),
         ("inspection.report.inspect_pair", lambda at: at.get("/report")),
     ],
 )
@@ -409,8 +409,8 @@ def test_malformed_requests_are_no_error_of_the_server(brief: At, monkeypatch: p
         return call
 
     for place in ("messages.encoded", "grammar_options.followed", "grammar_options.answer_grammar"):
-        function = operator.attrgetter(place)(omnidraft.server)
-        monkeypatch.setattr(f"omnidraft.server.{place}", counted(place, function))
+        function = operator.attrgetter(place)(omnidraft.server.requests)
+        monkeypatch.setattr(f"omnidraft.server.requests.{place}", counted(place, function))
     statuses: Counter[tuple[str, int]] = Counter()
     with httpx.Client(**PATIENT) as client:
         for path, content in mangled(random.Random(7), 2000):
