@@ -123,7 +123,7 @@ def test_blocks_are_taken_as_a_text_grows_and_given_back() -> None:
     blocks = KVBlocks(Shape(2, 12, 3, 20))
     each = 2 * 3 * BLOCK * (20 + 32) * 2
     for length, count in ((0, 0), (1, 1), (BLOCK, 1), (BLOCK + 1, 2), (40 * BLOCK, 40)):
-        blocks.reserve(length)
+        blocks.reserve(0, length)
         assert blocks.nbytes == count * each
     first = blocks.at(0, torch.empty(0)).blocks
     for length, count in ((40 * BLOCK - 1, 40), (39 * BLOCK, 40), (5, 2), (0, 0)):
@@ -146,10 +146,10 @@ def test_blocks_are_taken_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "empty", scarce)
     blocks = KVBlocks(Shape(2, 12, 3, 20))
-    blocks.reserve(1)
+    blocks.reserve(0, 1)
     held = blocks.nbytes
     with pytest.raises(ModelError):
-        blocks.reserve(5 * BLOCK)
+        blocks.reserve(0, 5 * BLOCK)
     assert blocks.nbytes == held
     _, one = both("all")
     texts, left = [one, one.model.new_sequence()], 3
@@ -180,7 +180,7 @@ def test_want_of_memory_is_named_and_changes_nothing(tmp_path: Path) -> None:
     assert fast.length == 19
     assert torch.equal(fast.forward(text[19:], 1), expected)
     with refused(ModelError, "of memory, and there are", "1 tokens"):
-        KVBlocks(Shape(1000, 1000, 1000, 100_000)).reserve(1)
+        KVBlocks(Shape(1000, 1000, 1000, 100_000)).reserve(0, 1)
 
 
 @pytest.mark.parametrize("number", range(len(native.LAYOUT)))

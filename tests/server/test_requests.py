@@ -257,8 +257,14 @@ def test_tokens_of_a_text_and_back(server: At) -> None:
 @pytest.mark.parametrize(
     ("name", "ask"),
     [
-        ("running.served_model.ServedModel.text_of", lambda at: at.post("/tokenize", {"content": "x", "with_pieces": True})),
-        ("requests.grammar_options.followed", lambda at: at.chat(response_format={"type": "json_object"}, max_tokens=2)),
+        (
+            "running.served_model.ServedModel.text_of",
+            lambda at: at.post("/tokenize", {"content": "x", "with_pieces": True}),
+        ),
+        (
+            "requests.grammar_options.followed",
+            lambda at: at.chat(response_format={"type": "json_object"}, max_tokens=2),
+        ),
         ("inspection.report.inspect_pair", lambda at: at.get("/report")),
     ],
 )

@@ -19,10 +19,12 @@ from omnidraft.decoding.passes import Passes
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, Fixed
 from omnidraft.errors import NumericsError
+from omnidraft.models.beginnings import Beginnings, circle_of, common, shares
 from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
 
 TAIL = 16  # ids that a drafter reads with the logits after them where others may wait: fewer take as long
+WINDOWS = 8  # places in a context where the window of a longer text may begin
 UNUSABLE = "the drafter's logits are NaN or infinite: check its weights, or use another drafter"
 
 
@@ -44,6 +46,8 @@ class Drafter:
         self._aligned = False  # in the present draft
         self.counts: Counts | None = None  # none: the network drafts alone
         self.network = True  # False: the counts draft alone
+        self.beginnings: Beginnings | None = None  # of texts that were read elsewhere, of those in the circle
+        self.circle = b""
         # of the last draft: passes of the model, the tokens they read, and the tokens drawn from the counts alone
         self.passes = self.read = self.counted = 0
 
@@ -66,7 +70,29 @@ class Drafter:
         if not kept:
             self._base, self._cached = 0, []
             self.sequence.crop(0)
-        return base + kept if kept else 0
+        self._adopt()
+        return self._base + self._agreed if self._agreed else 0
+
+    def put_away(self) -> None:
+        """Let go of the text at its end; what was read of it can be found again."""
+        if self.beginnings is not None and shares(self.sequence):
+            window = self._text[self._base :]
+            self.sequence.crop(common(self._cached[: self.sequence.length], window))
+            self.beginnings.add(self._name, window, self.sequence, end=True)
+
+    def _adopt(self) -> None:
+        """Take over what was read elsewhere of the window, where that is more than is read here."""
+        if self.beginnings is None or not shares(self.sequence):
+            return
+        window = self._text[self._base :]
+        blocks, length = self.beginnings.find(self._name, window, self.sequence.block)
+        if length > self._agreed:
+            self.sequence.adopt(blocks, length)
+            self._cached, self._agreed = window[:length], length
+
+    @property
+    def _name(self) -> bytes:
+        return circle_of(self.model.identity, self.circle)
 
     @property
     def model(self) -> LanguageModel:
@@ -195,9 +221,12 @@ class Drafter:
         text = self._text
         if len(text) - self._base + room > self.model.context:
             # keys cannot be dropped from the front (their positions would no longer be true): the last half
-            # of the window is read again
-            self._base = max(0, len(text) - self.model.context // 2)
+            # of the window is read again; it begins at a place where those of other requests do
+            step = max(1, self.model.context // WINDOWS)
+            self._base = max(0, -(-(len(text) - self.model.context // 2) // step) * step)
             self._cached, self._agreed = [], 0
+            self.sequence.crop(0)
+            self._adopt()
         # at least one token is read, for its logits
         agreed, end = self._agreed, min(len(self._cached), len(text) - self._base - (0 if drafted else 1))
         while agreed < end and self._cached[agreed] == text[self._base + agreed]:
@@ -262,12 +291,6 @@ class AttachedDrafter:
         """Maximum number of target tokens that one draft token may stand for."""
         offsets = self.cache.table.long_offsets
         return int((offsets[1:] - offsets[:-1]).max(initial=1))
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of leading tokens that two texts have in common."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _distribution(logits: torch.Tensor, temperature: float, guess: Guess | None, *, best: bool) -> Probs:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 from omnidraft.config import Drafting, Sampling
 from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.counts.counts import Counts
-from omnidraft.decoding.drafter import AttachedDrafter, common
+from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.proposals import Proposer, propose
 from omnidraft.decoding.request import NOTHING_ELSE, Extras, Request
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, OmniDraftError, PromptError
+from omnidraft.models.beginnings import Beginnings, circle_of, common, shares
 from omnidraft.models.forks import ForkLock
 from omnidraft.models.language_model import LanguageModel, check_ids, copies
 from omnidraft.verification.sampling import Processing, Processor, Sampler
@@ -115,8 +116,9 @@ class Lane:
 
     `eos` are the target's token ids that end a text.  With `draft_length` 0 decoding is plain.  With `keeps` the caches
     outlive a request: the next one reads only what follows the beginning that they have in common; a round that fails
-    leaves them empty.  Several lanes on the same weights have their lock, by `turns`, and the cost of joint passes,
-    `batch`, in common.  Where `teacher_temperature` is set, records hold target distributions at it.
+    leaves them empty.  With `beginnings` they go there instead, for all lanes that have these in common.  Several lanes
+    on the same weights have their lock, by `turns`, and the cost of joint passes, `batch`, in common.  Where
+    `teacher_temperature` is set, records hold target distributions at it.
     """
 
     def __init__(  # noqa: PLR0913  all that lanes may differ in
@@ -132,8 +134,10 @@ class Lane:
         keeps: bool = False,
         learning: Learning | None = None,
         teacher_temperature: float | None = None,
+        beginnings: Beginnings | None = None,
     ) -> None:
         self.target = target.new_sequence()
+        self.beginnings = beginnings if shares(self.target) else None
         self.eos = frozenset(eos)
         self.attached = attached
         self.drafting = drafting or Drafting(draft_length=0)
@@ -198,6 +202,8 @@ class Lane:
         began, prompt, memory = time.perf_counter(), request.ids, request.memory
         # at least one id is read, for its logits
         self.target.crop(min(self.common(prompt), len(prompt) - 1) if self.keeps and request.scores is None else 0)
+        self.adopt(request)
+        request.cached = self.target.length
         # a text may be one token longer than the context
         coming = min(request.end, self.target.model.context + 1) - len(prompt)
         unread: Sequence[int] = prompt
@@ -208,6 +214,7 @@ class Lane:
             drafter = self.attached.drafter
             drafter.counts = self.counts if request.extras.counts else None  # another may have drafted with it
             drafter.network = request.extras.drafter
+            drafter.beginnings, drafter.circle = self.beginnings, request.extras.circle
             unread = self.attached.start(prompt, keep=self.keeps, new_tokens=2 * coming, memory=memory)
         self.policy.open(unread, request.end - len(prompt))
         self._ids = prompt
@@ -217,9 +224,36 @@ class Lane:
         """Number of ids of a request that the target has yet to read."""
         return len(request.ids) - self.target.length
 
-    def end(self) -> None:
+    def adopt(self, request: Request) -> None:
+        """Take over what lanes have read of the prompt, where that is more than this one has."""
+        target = self.target
+        if self.beginnings is None or not shares(target) or request.scores is not None or target.length % target.block:
+            return
+        blocks, length = self.beginnings.find(self._circle(request), request.ids, target.block)
+        if length > target.length:
+            target.adopt(blocks, length)
+            target.crop(min(length, len(request.ids) - 1))
+
+    def share(self, request: Request, before: int) -> None:
+        """Let other lanes have the blocks that were filled since the target had read `before` ids of a prompt."""
+        target = self.target
+        if self.beginnings is None or not shares(target) or request.scores is not None:
+            return
+        if target.length // target.block > before // target.block:
+            self.beginnings.add(self._circle(request), request.ids, target)
+
+    def _circle(self, request: Request) -> bytes:
+        return circle_of(self.target.model.identity, request.extras.circle)
+
+    def end(self, request: Request | None = None) -> None:
         """Drop the state of the last request, but keep the caches that the next one may continue."""
-        if self.counts is not None:
+        if request is not None and self.beginnings is not None and shares(self.target):
+            if request.scores is None:
+                self.beginnings.add(self._circle(request), request.ids, self.target, end=True)
+            if self.attached is not None:
+                self.attached.drafter.put_away()
+            self.release()
+        elif self.counts is not None:
             self.counts.start((), 0, None)
 
     def release(self) -> None:

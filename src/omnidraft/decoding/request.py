@@ -16,12 +16,13 @@ class Extras:
     """Further options of a request.
 
     `scores` are log-probabilities of the prompt's tokens, which is then read anew.  `marks` are special tokens whose
-    text is part of the answer's.  The others say how it is drafted, within what the lane does: at most `longest`
-    tokens a round, and by whom.
+    text belongs to the answer's.  `circle` names those who may share what is read of it.  The others say how it is
+    drafted, within what the lane does: at most `longest` tokens a round, and by whom.
     """
 
     scores: bool = False
     marks: frozenset[int] = frozenset()
+    circle: bytes = b""
     longest: int | None = None
     drafter: bool = True
     counts: bool = True
@@ -49,6 +50,7 @@ class Request(Pace):
     scores: list[TokenLogprobs] | None = None
     memory: AnswerMemory | None = None  # of earlier answers, which drafts count
     extras: Extras = NOTHING_ELSE
+    cached: int = 0  # ids of the prompt that were not read
     turns: int = 0  # that its prompt waited for, or was read in
     policy_s: float = 0.0  # seconds of the policy since the last record
     read_s: float = 0.0  # seconds of reading chunks of the text since then

@@ -54,6 +54,7 @@ def read_chunk(lane: Lane, request: Request, count: int) -> Passes[None]:
         logits = yield Read(lane.target, chunk, len(chunk))
         following = request.ids[start + 1 : start + 1 + len(chunk)]
         request.scores += TokenLogprobs.of(logits, following, request.logprobs or 0)
+    lane.share(request, start)
     request.read_s += time.perf_counter() - request.waited_s - began
 
 

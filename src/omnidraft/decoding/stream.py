@@ -161,6 +161,8 @@ class Stream:
                 if not self._begun:
                     lane.begin(request)
                     self._begun = True
+                elif not self.records:
+                    lane.adopt(request)  # what others have read meanwhile
                 return None
         except Exception as error:  # noqa: BLE001  one request's failure is no other's
             step = self._fail(error)
@@ -234,7 +236,7 @@ class Stream:
             if self._failed or not lane.keeps:
                 lane.release()
             else:
-                lane.end()
+                lane.end(self.request if self._begun else None)
             lane.turns.end()
 
 

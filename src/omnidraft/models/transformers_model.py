@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import secrets
 import textwrap
 from collections.abc import Sequence
 from functools import cached_property
@@ -50,6 +51,7 @@ class PretrainedModel:
 
     chunk: int
     shared_chunk: int
+    identity: bytes
     joint: bool
     generates: bool  # `model` has the weights, with which transformers can generate, too
     rows_independent: bool
@@ -60,6 +62,7 @@ class PretrainedModel:
     def __init__(self, model: PreTrainedModel) -> None:
         check_supported(model)
         self.hybrid = has_states(model)
+        self.identity = secrets.token_bytes(16)
         mind_forks()
         config = model.config.get_text_config(decoder=True)
         self.model = model.eval()

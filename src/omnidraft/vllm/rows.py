@@ -16,12 +16,13 @@ import numpy.typing as npt
 import torch
 
 from omnidraft.config import Drafting, Sampling
-from omnidraft.decoding.drafter import Drafter, common
+from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.passes import run_batched
 from omnidraft.decoding.request import Request
 from omnidraft.decoding.round import Verified, commit, propose
 from omnidraft.draft_length.batch_goodput import BatchCosts
+from omnidraft.models.beginnings import common
 from omnidraft.models.language_model import SingleSequence
 from omnidraft.verification.drawn import Outcome
 from omnidraft.verification.round import Draft, Round, RoundTimes

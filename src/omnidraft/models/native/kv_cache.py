@@ -27,6 +27,7 @@ class KVBlocks:
     def __init__(self, shape: Shape) -> None:
         self._shape = (shape.layers, shape.key_heads, BLOCK, _entries(shape))  # of a block
         self._blocks: list[torch.Tensor] = []
+        self._shared = 0  # blocks, the first ones, that others read: they are never written to
         self._pointers = (ctypes.c_void_p * POINTERS)()
 
     @staticmethod
@@ -36,29 +37,65 @@ class KVBlocks:
 
     @property
     def nbytes(self) -> int:
-        return sum(block.nbytes for block in self._blocks)
+        """Memory of the blocks that no other reads."""
+        return sum(block.nbytes for block in self._blocks[self._shared :])
 
-    def reserve(self, length: int) -> None:
-        """Allocate blocks for `length` positions; raises ModelError, and allocates none, if memory is short."""
-        held, needed = len(self._blocks), -(-length // BLOCK)
+    def reserve(self, start: int, length: int) -> None:
+        """Have blocks of its own for the positions from `start` up to `length`.
+
+        Raises ModelError, and changes nothing, if memory is short.
+        """
+        needed = -(-length // BLOCK)
+        if start // BLOCK < self._shared:
+            self._own_from(start, length)
+        held = len(self._blocks)
+        if needed > held:
+            self._extend([self._allocate(length) for _ in range(held, needed)])
+
+    def _own_from(self, start: int, length: int) -> None:
+        """Put blocks of its own in place of shared ones, from the position `start` on."""
+        first = start // BLOCK
+        own = [self._allocate(length)] if start % BLOCK else []
+        if own:
+            own[0].copy_(self._blocks[first])
+        del self._blocks[first:]
+        self._shared = first
+        self._extend(own)
+
+    def _allocate(self, length: int) -> torch.Tensor:
         try:
-            made = [torch.empty(self._shape, dtype=torch.float16, device="cpu") for _ in range(held, needed)]
+            return torch.empty(self._shape, dtype=torch.float16, device="cpu")
         except (MemoryError, RuntimeError) as error:  # what torch raises for want of memory
-            taken = needed * math.prod(self._shape) * torch.float16.itemsize
+            taken = -(-length // BLOCK) * math.prod(self._shape) * torch.float16.itemsize
             raise ModelError(shortage(f"keys and values of {length} tokens", taken, SHORTER)) from error
-        while needed > len(self._pointers):
+
+    def _extend(self, blocks: Sequence[torch.Tensor]) -> None:
+        held = len(self._blocks)
+        while held + len(blocks) > len(self._pointers):
             self._pointers = (ctypes.c_void_p * (2 * len(self._pointers)))(*self._pointers)
-        for number, block in enumerate(made, held):
+        for number, block in enumerate(blocks, held):
             self._pointers[number] = pointer(block)
-        self._blocks += made
+        self._blocks += blocks
+
+    def share(self, count: int) -> list[torch.Tensor]:
+        """The first `count` blocks, which others may read from now on."""
+        self._shared = max(self._shared, count)
+        return self._blocks[:count]
+
+    def adopt(self, blocks: Sequence[torch.Tensor]) -> None:
+        """Hold blocks that others read, and no others."""
+        self._blocks.clear()
+        self._extend(blocks)
+        self._shared = len(blocks)
 
     def crop(self, length: int) -> None:
         """Free the blocks beyond the first `length` positions and SPARE more; all of them for 0."""
         del self._blocks[-(-length // BLOCK) + (SPARE if length else 0) :]
+        self._shared = min(self._shared, len(self._blocks))
 
     def copy(self, other: KVBlocks, length: int) -> None:
         """Copy the first `length` positions of another text; raises as `reserve`."""
-        self.reserve(length)
+        self.reserve(0, length)
         for block, given in zip(self._blocks[: -(-length // BLOCK)], other._blocks, strict=False):
             block.copy_(given)
 

@@ -138,7 +138,7 @@ class NativeModel(PretrainedModel):
         parts = [each.ids[begin : begin + CHUNK] for each in reads]
         texts = [cast("NativeSequence", each.sequence) for each in reads]
         for text, ids in zip(texts, parts, strict=True):
-            text.cache.reserve(text.length + len(ids))
+            text.cache.reserve(text.length, text.length + len(ids))
         angles = self._angles.upto(max(text.length + len(ids) for text, ids in zip(texts, parts, strict=True)))
         several = len(reads) > 1
         places = [
@@ -164,6 +164,7 @@ class NativeSequence(CachedSequence):
     """A text in a cache of step.c."""
 
     model: NativeModel
+    block = step.BLOCK
 
     def __init__(self, model: NativeModel, shape: step.Shape, *, hidden: bool) -> None:
         super().__init__(model)
@@ -187,6 +188,15 @@ class NativeSequence(CachedSequence):
         self.crop(0)
         self.cache.copy(cast("NativeSequence", other).cache, length)
         self.length = length
+
+    def share(self, count: int) -> list[torch.Tensor]:
+        """The first `count` blocks; whoever writes into one from now on takes a copy."""
+        return self.cache.share(count)
+
+    def adopt(self, blocks: Sequence[torch.Tensor], length: int) -> None:
+        """Hold the first `length` ids that these blocks hold, and no others."""
+        self.cache.adopt(blocks)
+        self.hidden, self.length = None, length
 
 
 class Layers:

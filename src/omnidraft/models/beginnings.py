@@ -1,0 +1,167 @@
+"""Beginnings of texts that were read: blocks of KV caches, found again by the ids that they hold, whoever asks.
+
+A block holds `block` ids.  Its name is the hash of its ids and of the name of the block before it, so that equal names
+stand for equal texts from the first id on; the first name is that of the model and of a circle of users.  The last
+block of a text may hold fewer ids.  Blocks are shared by reference: whoever writes into one takes a copy first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Protocol, TypeGuard, runtime_checkable
+
+import numpy as np
+
+from omnidraft.models.language_model import KVSequence
+
+WORTH = 16  # ids of a block that have to be equal for it to be taken
+Digest = bytes
+
+
+class Block(Protocol):
+    """Keys and values of some positions."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, in bytes."""
+
+
+@runtime_checkable
+class SharingSequence(KVSequence, Protocol):
+    """A sequence whose cache lies in blocks that others can read."""
+
+    @property
+    def block(self) -> int:
+        """Ids that a block holds."""
+
+    def share(self, count: int) -> Sequence[Block]:
+        """The first `count` blocks; whoever writes into one from now on takes a copy."""
+
+    def adopt(self, blocks: Sequence[Block], length: int) -> None:
+        """Hold the first `length` ids that these blocks hold, and no others."""
+
+
+def shares(sequence: KVSequence) -> TypeGuard[SharingSequence]:
+    """True if the cache of a sequence can be shared."""
+    return isinstance(sequence, SharingSequence)
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A block that is kept."""
+
+    block: Block
+    ids: tuple[int, ...]
+    before: Digest
+    after: set[Digest] = field(default_factory=set)  # names of the blocks that follow
+
+
+class Beginnings:
+    """The blocks of some models, in `limit` bytes of memory; the least recently used go first.
+
+    For one thread.  `circle` is the name of a model and of those who may share what it has read.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.nbytes = limit, 0
+        self._kept: OrderedDict[Digest, _Kept] = OrderedDict()  # the least recently used first
+        self._first: dict[Digest, set[Digest]] = {}  # names of the first blocks, by circle
+
+    def find(self, circle: Digest, ids: Sequence[int], size: int) -> tuple[list[Block], int]:
+        """The blocks of the longest beginning of `ids` that was read, and the number of ids that it has."""
+        known = list(takewhile(self._kept.__contains__, _names(circle, ids, size)))
+        length = len(known) * size
+        last, most = None, WORTH - 1
+        for name in self._following(known[-1] if known else circle):
+            if (equal := common(self._kept[name].ids, ids[length : length + size])) > most:
+                last, most = name, equal
+        if last is not None:
+            known.append(last)
+            length += most
+        self._touch(known)
+        return [self._kept[name].block for name in known], length
+
+    def add(self, circle: Digest, ids: Sequence[int], sequence: SharingSequence, *, end: bool = False) -> None:
+        """Keep the whole blocks of a text that a sequence has read; at its `end` the last one, too."""
+        size, length = sequence.block, min(sequence.length, len(ids))
+        names = list(_names(circle, ids[:length], size))
+        if end and length % size >= WORTH:
+            names.append(_name(names[-1] if names else circle, ids[len(names) * size : length]))
+        if all(name in self._kept for name in names):
+            return
+        for at, block in enumerate(sequence.share(len(names))):
+            if names[at] not in self._kept:
+                before = names[at - 1] if at else circle
+                self._put(names[at], _Kept(block, tuple(ids[at * size : min((at + 1) * size, length)]), before))
+        self._touch(names)
+        self.trim(self.limit)
+
+    def trim(self, limit: int) -> None:
+        """Keep to a limit: drop the blocks that were not used for longest; those in use stay with who uses them."""
+        self.limit = limit
+        while self.nbytes > limit:
+            self._drop(next(iter(self._kept)))
+
+    def _touch(self, names: Sequence[Digest]) -> None:
+        for name in reversed(names):  # a block goes before those that it follows, without which it cannot be found
+            self._kept.move_to_end(name)
+
+    def _following(self, name: Digest) -> set[Digest]:
+        """Names of the blocks that follow one, or that are first in a circle."""
+        return self._kept[name].after if name in self._kept else self._first.get(name, set())
+
+    def _put(self, name: Digest, kept: _Kept) -> None:
+        if kept.before not in self._kept:
+            self._first.setdefault(kept.before, set())
+        beside = self._following(kept.before)
+        for other in [each for each in beside if _goes_on(kept.ids, self._kept[each].ids)]:
+            self._drop(other)
+        if kept.before not in self._kept:
+            beside = self._first.setdefault(kept.before, beside)
+        beside.add(name)
+        self._kept[name] = kept
+        self.nbytes += kept.block.nbytes
+
+    def _drop(self, name: Digest) -> None:
+        """Drop a block and all that follow it."""
+        dropped = [name]
+        while dropped:
+            name = dropped.pop()
+            kept = self._kept.pop(name)
+            dropped += kept.after
+            self.nbytes -= kept.block.nbytes
+            self._following(kept.before).discard(name)
+            if not self._first.get(kept.before, {name}):
+                del self._first[kept.before]
+
+
+def circle_of(*names: bytes) -> Digest:
+    """The name of a circle: of a model, and of those who may share what it has read."""
+    return hashlib.sha256(b"".join(len(name).to_bytes(8, "little") + name for name in names)).digest()
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of leading ids that two texts have in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _names(circle: Digest, ids: Sequence[int], size: int) -> Iterator[Digest]:
+    """The names of the whole blocks of a text."""
+    name = circle
+    for at in range(size, len(ids) + 1, size):
+        name = _name(name, ids[at - size : at])
+        yield name
+
+
+def _name(before: Digest, ids: Sequence[int]) -> Digest:
+    return hashlib.sha256(before + np.asarray(ids, dtype="<i4").tobytes()).digest()
+
+
+def _goes_on(ids: tuple[int, ...], end: tuple[int, ...]) -> bool:
+    """True if a block has what another one, at the end of a text, has, and more."""
+    return len(end) < len(ids) and ids[: len(end)] == end
