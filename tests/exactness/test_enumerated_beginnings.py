@@ -54,6 +54,12 @@ class SharingTable(TableModel):
     def adopt(self, blocks: Sequence[Block], length: int) -> None:
         self._ids = list(blocks[-1].text[:length])
 
+    def data_of(self, block: Block) -> memoryview:
+        raise NotImplementedError
+
+    def block_of(self, data: bytes) -> Block:
+        raise NotImplementedError
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:

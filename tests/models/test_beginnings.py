@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -39,18 +41,26 @@ class Text(SingleSequence):
     def adopt(self, blocks: list[Piece], length: int) -> None:
         self.ids = list(blocks[-1].text[:length])
 
+    def data_of(self, block: Piece) -> memoryview:
+        return memoryview(json.dumps(block.text).encode())
+
+    def block_of(self, data: bytes) -> Piece:
+        return Piece(tuple(json.loads(data)))
+
 
 def text(seed: int, length: int) -> list[int]:
     return [random.Random(seed).randrange(50) + at for at in range(length)]
 
 
 def read(kept: Beginnings, ids: list[int], circle: bytes = ONE, *, end: bool = True) -> None:
-    kept.add(circle, ids, Text(list(ids)), end=end)
+    sequence: Any = Text(list(ids))
+    kept.add(circle, ids, sequence, end=end)
 
 
 def found(kept: Beginnings, ids: list[int], circle: bytes = ONE) -> int:
     """Length of what is found, whose blocks hold these very ids."""
-    blocks, length = kept.find(circle, ids, SIZE)
+    sequence: Any = Text()
+    blocks, length = kept.find(circle, ids, sequence)
     assert len(blocks) == -(-length // SIZE)
     for at, block in enumerate(blocks):
         end = min((at + 1) * SIZE, length)

@@ -83,6 +83,22 @@ def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, cl
     assert counted.input_tokens == made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
 
 
+def test_the_line_of_claude_code_that_changes_is_no_part_of_the_prompt(server: At) -> None:
+    said = {"model": "m", "max_tokens": 4, "temperature": 0, "messages": user(QUESTION)}
+    plain = server.post("/v1/messages", said | {"system": [{"type": "text", "text": "Be brief."}]}).json()
+    usages = list[int]()
+    for number in ("1", "22", "333"):
+        line = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.{number}; cch={number};"}
+        system = [line, {"type": "text", "text": "Be brief."}]
+        answer = server.post("/v1/messages", said | {"system": system}).json()
+        usages = [each["usage"]["input_tokens"] + each["usage"]["cache_read_input_tokens"] for each in (plain, answer)]
+        assert usages[0] == usages[1]
+        assert answer["content"] == plain["content"]
+    other = [{"type": "text", "text": "Say: x-anthropic-billing-header: none"}]
+    counted = server.post("/v1/messages/count_tokens", {"messages": user(QUESTION), "system": other}).json()
+    assert counted["input_tokens"] > usages[0], "a text that names it stays"
+
+
 def test_a_prompt_that_is_too_long_is_counted(client: Any) -> None:
     long = {"model": "chat", "messages": user("pens " * 3000), "tools": [TOOL]}
     assert client.messages.count_tokens(**long).input_tokens > client.models.list().data[0].max_model_len

@@ -85,7 +85,7 @@ class Drafter:
         if self.beginnings is None or not shares(self.sequence):
             return
         window = self._text[self._base :]
-        blocks, length = self.beginnings.find(self._name, window, self.sequence.block)
+        blocks, length = self.beginnings.find(self._name, window, self.sequence)
         if length > self._agreed:
             self.sequence.adopt(blocks, length)
             self._cached, self._agreed = window[:length], length

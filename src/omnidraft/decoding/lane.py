@@ -229,7 +229,7 @@ class Lane:
         target = self.target
         if self.beginnings is None or not shares(target) or request.scores is not None or target.length % target.block:
             return
-        blocks, length = self.beginnings.find(self._circle(request), request.ids, target.block)
+        blocks, length = self.beginnings.find(self._circle(request), request.ids, target)
         if length > target.length:
             target.adopt(blocks, length)
             target.crop(min(length, len(request.ids) - 1))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
+from omnidraft.models.block_files import BlockFiles, Header
 from omnidraft.models.language_model import KVSequence
 
 WORTH = 16  # ids of a block that have to be equal for it to be taken
@@ -44,6 +46,12 @@ class SharingSequence(KVSequence, Protocol):
     def adopt(self, blocks: Sequence[Block], length: int) -> None:
         """Hold the first `length` ids that these blocks hold, and no others."""
 
+    def data_of(self, block: Block) -> memoryview:
+        """The bytes of a block."""
+
+    def block_of(self, data: bytes) -> Block:
+        """The block of these bytes; raises ValueError for bytes of none."""
+
 
 def shares(sequence: KVSequence) -> TypeGuard[SharingSequence]:
     """True if the cache of a sequence can be shared."""
@@ -52,27 +60,32 @@ def shares(sequence: KVSequence) -> TypeGuard[SharingSequence]:
 
 @dataclass(eq=False)
 class _Kept:
-    """A block that is kept."""
+    """A block that is kept, in memory or in a file alone."""
 
-    block: Block
+    block: Block | None
     ids: tuple[int, ...]
     before: Digest
     after: set[Digest] = field(default_factory=set)  # names of the blocks that follow
 
 
 class Beginnings:
-    """The blocks of some models, in `limit` bytes of memory; the least recently used go first.
+    """The blocks of some models, in `limit` bytes of memory, and in `files`; the least recently used go first.
 
     For one thread.  `circle` is the name of a model and of those who may share what it has read.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, files: BlockFiles | None = None) -> None:
         self.limit, self.nbytes = limit, 0
-        self._kept: OrderedDict[Digest, _Kept] = OrderedDict()  # the least recently used first
+        self._files = files
+        self._kept: dict[Digest, _Kept] = {}
+        self._held: OrderedDict[Digest, Block] = OrderedDict()  # of them in memory, the least recently used first
         self._first: dict[Digest, set[Digest]] = {}  # names of the first blocks, by circle
+        for each in files.headers() if files else ():
+            self._put(each.name, _Kept(None, each.ids, each.before))
 
-    def find(self, circle: Digest, ids: Sequence[int], size: int) -> tuple[list[Block], int]:
+    def find(self, circle: Digest, ids: Sequence[int], sequence: SharingSequence) -> tuple[list[Block], int]:
         """The blocks of the longest beginning of `ids` that was read, and the number of ids that it has."""
+        size = sequence.block
         known = list(takewhile(self._kept.__contains__, _names(circle, ids, size)))
         length = len(known) * size
         last, most = None, WORTH - 1
@@ -82,49 +95,84 @@ class Beginnings:
         if last is not None:
             known.append(last)
             length += most
-        self._touch(known)
-        return [self._kept[name].block for name in known], length
+        there = list(takewhile(lambda name: self._load(name, sequence), known))
+        blocks = [self._held[name] for name in there]
+        self._touch(there)
+        self.trim(self.limit)
+        return blocks, length if len(there) == len(known) else len(there) * size
 
     def add(self, circle: Digest, ids: Sequence[int], sequence: SharingSequence, *, end: bool = False) -> None:
-        """Keep the whole blocks of a text that a sequence has read; at its `end` the last one, too."""
+        """Keep the whole blocks of a text that a sequence has read; at its `end` the last one, too, and in files."""
         size, length = sequence.block, min(sequence.length, len(ids))
         names = list(_names(circle, ids[:length], size))
         if end and length % size >= WORTH:
             names.append(_name(names[-1] if names else circle, ids[len(names) * size : length]))
-        if all(name in self._kept for name in names):
-            return
-        for at, block in enumerate(sequence.share(len(names))):
-            if names[at] not in self._kept:
+        if any(name not in self._held for name in names):
+            for at, block in enumerate(sequence.share(len(names))):
                 before = names[at - 1] if at else circle
-                self._put(names[at], _Kept(block, tuple(ids[at * size : min((at + 1) * size, length)]), before))
+                self._keep(names[at], block, tuple(ids[at * size : min((at + 1) * size, length)]), before)
         self._touch(names)
+        if end and self._files is not None:
+            for name in names:
+                kept = self._kept[name]
+                self._files.put(Header(name, kept.before, kept.ids), sequence.data_of(self._held[name]))
         self.trim(self.limit)
 
     def trim(self, limit: int) -> None:
         """Keep to a limit: drop the blocks that were not used for longest; those in use stay with who uses them."""
         self.limit = limit
         while self.nbytes > limit:
-            self._drop(next(iter(self._kept)))
+            name = next(iter(self._held))
+            if self._files is not None and name in self._files:
+                self.nbytes -= self._held.pop(name).nbytes
+                self._kept[name].block = None
+            else:
+                self._drop(name)
+
+    def close(self) -> None:
+        """Have what is to be written written."""
+        if self._files is not None:
+            self._files.close()
 
     def _touch(self, names: Sequence[Digest]) -> None:
         for name in reversed(names):  # a block goes before those that it follows, without which it cannot be found
-            self._kept.move_to_end(name)
+            self._held.move_to_end(name)
+
+    def _load(self, name: Digest, sequence: SharingSequence) -> bool:
+        """True if the block is in memory, where it is read from its file if need be; else it is dropped."""
+        kept = self._kept[name]
+        if kept.block is None and self._files is not None:
+            data = self._files.get(Header(name, kept.before, kept.ids))
+            with suppress(ValueError):
+                if data is not None:
+                    self._hold(name, sequence.block_of(data))
+        if kept.block is None:
+            self._drop(name)
+        return kept.block is not None
+
+    def _hold(self, name: Digest, block: Block) -> None:
+        self._kept[name].block = self._held[name] = block
+        self.nbytes += block.nbytes
+
+    def _keep(self, name: Digest, block: Block, ids: tuple[int, ...], before: Digest) -> None:
+        if name not in self._kept:
+            self._put(name, _Kept(None, ids, before))
+        if name not in self._held:
+            self._hold(name, block)
 
     def _following(self, name: Digest) -> set[Digest]:
         """Names of the blocks that follow one, or that are first in a circle."""
         return self._kept[name].after if name in self._kept else self._first.get(name, set())
 
     def _put(self, name: Digest, kept: _Kept) -> None:
-        if kept.before not in self._kept:
-            self._first.setdefault(kept.before, set())
-        beside = self._following(kept.before)
-        for other in [each for each in beside if _goes_on(kept.ids, self._kept[each].ids)]:
+        for other in [each for each in self._following(kept.before) if _goes_on(kept.ids, self._kept[each].ids)]:
             self._drop(other)
-        if kept.before not in self._kept:
-            beside = self._first.setdefault(kept.before, beside)
-        beside.add(name)
+        if kept.before in self._kept:
+            self._kept[kept.before].after.add(name)
+        else:
+            self._first.setdefault(kept.before, set()).add(name)
+        kept.after |= self._first.pop(name, set())  # of files that were found before
         self._kept[name] = kept
-        self.nbytes += kept.block.nbytes
 
     def _drop(self, name: Digest) -> None:
         """Drop a block and all that follow it."""
@@ -133,7 +181,8 @@ class Beginnings:
             name = dropped.pop()
             kept = self._kept.pop(name)
             dropped += kept.after
-            self.nbytes -= kept.block.nbytes
+            if name in self._held:
+                self.nbytes -= self._held.pop(name).nbytes
             self._following(kept.before).discard(name)
             if not self._first.get(kept.before, {name}):
                 del self._first[kept.before]

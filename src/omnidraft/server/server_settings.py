@@ -111,6 +111,11 @@ class Serving(Settings):
             or "(?!)"
         )
 
+    def circle(self, key: int) -> bytes:
+        """The name of those who may share what is read of a prompt: whoever has the API key of this place, or all."""
+        keys = (self.api_key,) if isinstance(self.api_key, str) else self.api_key
+        return keys[key].encode() if keys else b""
+
     @property
     def cache_bytes(self) -> float:
         """The limit of all KV caches in bytes."""

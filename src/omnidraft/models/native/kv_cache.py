@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from omnidraft.errors import ModelError
@@ -82,6 +83,16 @@ class KVBlocks:
         self._shared = max(self._shared, count)
         return self._blocks[:count]
 
+    @staticmethod
+    def data_of(block: torch.Tensor) -> memoryview:
+        """The bytes of a block."""
+        data: memoryview = block.view(torch.uint8).numpy().data
+        return data.cast("B")
+
+    def block_of(self, data: bytes) -> torch.Tensor:
+        """The block of these bytes; raises ValueError for bytes of none."""
+        return torch.from_numpy(np.frombuffer(bytearray(data), np.float16).reshape(self._shape))
+
     def adopt(self, blocks: Sequence[torch.Tensor]) -> None:
         """Hold blocks that others read, and no others."""
         self._blocks.clear()
@@ -92,12 +103,6 @@ class KVBlocks:
         """Free the blocks beyond the first `length` positions and SPARE more; all of them for 0."""
         del self._blocks[-(-length // BLOCK) + (SPARE if length else 0) :]
         self._shared = min(self._shared, len(self._blocks))
-
-    def copy(self, other: KVBlocks, length: int) -> None:
-        """Copy the first `length` positions of another text; raises as `reserve`."""
-        self.reserve(0, length)
-        for block, given in zip(self._blocks[: -(-length // BLOCK)], other._blocks, strict=False):
-            block.copy_(given)
 
     def at(self, position: int, angles: torch.Tensor) -> Cache:
         """The text before a position, as step.c takes it; valid until it is reserved or cropped again."""

@@ -185,9 +185,7 @@ class NativeSequence(CachedSequence):
     def copy(self, other: KVSequence, length: int) -> None:
         """Hold the first `length` tokens of another sequence of the same shape, and no others."""
         check_crop(length, other.length)
-        self.crop(0)
-        self.cache.copy(cast("NativeSequence", other).cache, length)
-        self.length = length
+        self.adopt(cast("NativeSequence", other).share(-(-length // self.block)), length)
 
     def share(self, count: int) -> list[torch.Tensor]:
         """The first `count` blocks; whoever writes into one from now on takes a copy."""
@@ -197,6 +195,14 @@ class NativeSequence(CachedSequence):
         """Hold the first `length` ids that these blocks hold, and no others."""
         self.cache.adopt(blocks)
         self.hidden, self.length = None, length
+
+    def data_of(self, block: torch.Tensor) -> memoryview:
+        """The bytes of a block."""
+        return self.cache.data_of(block)
+
+    def block_of(self, data: bytes) -> torch.Tensor:
+        """The block of these bytes; raises ValueError for bytes of none."""
+        return self.cache.block_of(data)
 
 
 class Layers:

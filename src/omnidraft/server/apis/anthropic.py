@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,8 @@ from omnidraft.server.server_settings import Serving
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")  # as in a chat
 TEXT: dict[str, Any] = {"type": "text", "text": ""}
+# Claude Code's first line of the system text: it changes with each request, and nothing after it would be found again
+BILLING = re.compile(r"^x-anthropic-billing-header:.*\n*")
 DELTAS = {  # their types, and what is in them
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
@@ -72,7 +75,8 @@ def count(body: CountRequest, served: ServedModel, settings: Serving) -> int:
 
 def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
     """The body of the chat that asks for the same."""
-    messages = [{"role": "system", "content": joined(body.system)}] if body.system else []
+    system = BILLING.sub("", joined(body.system)) if body.system else ""
+    messages = [{"role": "system", "content": system}] if system else []
     for each in body.messages:
         messages += _as_messages(each)
     if not messages:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.decoding.request import NOTHING_ELSE
@@ -103,10 +103,14 @@ class _Running:
     task: Task
     state: LaneState
     stream: Stream
-    cached: int
     began: float = field(default_factory=time.monotonic)
     first: float | None = None  # when its first round was over
     made: int = 0  # tokens of its rounds so far
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that were not read, once its first turn is over."""
+        return self.stream.request.cached
 
 
 class Scheduler:
@@ -244,9 +248,9 @@ class Scheduler:
     def _room(self, task: Task | None = None, state: LaneState | None = None) -> bool:
         """True where there is memory for this request, once idle lanes were cleared for it; always where none runs.
 
-        Those that run are counted with all that they may still need.
+        Those that run are counted with all that they may still need; beginnings that are kept have the rest.
         """
-        limit = self._settings.cache_bytes
+        limit = int(self._settings.cache_bytes)
         taken = {id(run.state): max(run.state.lane.nbytes, run.task.needs) for run in self._running}
         if task is not None and state is not None:
             taken[id(state)] = max(state.lane.nbytes, task.needs)
@@ -259,17 +263,20 @@ class Scheduler:
             if total > limit:
                 total -= each.lane.nbytes
                 each.clear()
-        self._metrics.cache.set(sum(one.nbytes for one in self.served))
+        kept = self.served[0].beginnings
+        kept.trim(max(0, limit - sum(taken.values())))
+        self._metrics.cache.set(sum(one.nbytes for one in self.served) + kept.nbytes)
         return True
 
     def _free_lane(self, task: Task) -> LaneState | None:
-        """The user's free lane whose conversation the prompt goes on with, else that used longest ago; None for none.
+        """The free lane whose conversation the prompt goes on with, else that used longest ago; None for none.
 
         A beginning in common, as of one system prompt, is not enough: of what free lanes hold, only the oldest is lost.
+        Lanes of native targets hold nothing between requests: what they read is in `beginnings`.
         """
         busy = {id(run.state) for run in self._running}
         free = [state for state in task.served.lanes if id(state) not in busy]
-        held = {id(state): state.lane.common(task.ids) for state in free if state.user == task.user}
+        held = {id(state): state.lane.common(task.ids) for state in free if state.key == task.user.key}
         going_on = [state for state in free if held.get(id(state), 0) > max(0, state.prompt - OPENING)]
         if going_on:
             return max(going_on, key=lambda state: held[id(state)])
@@ -278,23 +285,20 @@ class Scheduler:
     def _begin(self, task: Task, state: LaneState) -> None:
         self._uses += 1
         try:
-            if state.user != task.user:  # what another user's prompt left would tell of it, by the time that it saves
+            if state.key != task.user.key:  # what another's prompt left would tell of it, by the time that it saves
                 state.clear()
             run = next((run for run in self._running if run.task is task.first), None)
             if run is not None and run.first is not None:
                 state.lane.copy(run.state.lane, len(task.ids) - 1)
-            state.used, state.user, state.prompt = self._uses, task.user, len(task.ids)
-            anew = task.options.get("extras", NOTHING_ELSE).scores or task.served.model.target.lm.hybrid
-            cached = 0 if anew else min(state.lane.common(task.ids), len(task.ids) - 1)  # of hybrids it is not known
+            state.used, state.key, state.prompt = self._uses, task.user.key, len(task.ids)
+            extras = replace(task.options.get("extras", NOTHING_ELSE), circle=self._settings.circle(task.user.key))
             memory = task.served.memories.of(task.user)
-            stream = state.lane.stream(
-                task.ids, memory=memory, **task.options, should_stop=lambda: task.cancelled or self._late(task)
-            )
+            options = {**task.options, "extras": extras, "memory": memory}
+            stream = state.lane.stream(task.ids, **options, should_stop=lambda: task.cancelled or self._late(task))
         except Exception as error:  # noqa: BLE001  one request's failure is no other's
             self._failed(task, state, error)
             return
-        self._metrics.began(task.served.name, len(task.ids), cached)
-        self._running.append(_Running(task=task, state=state, stream=stream, cached=cached))
+        self._running.append(_Running(task=task, state=state, stream=stream))
 
     def _turn(self, runs: Sequence[_Running]) -> None:
         """A round of each request, in joint passes, or of a prompt a part; or its end."""
@@ -322,6 +326,7 @@ class Scheduler:
             prompt: Sequence[TokenLogprobs] = ()
             if run.first is None:
                 run.first, prompt = now, stream.prompt_logprobs
+                self._metrics.began(task.served.name, len(task.ids), run.cached)
                 self._metrics.first(task.served.name, now - task.born)
             else:
                 task.served.estimate.measure(rounds[-1], len(task.ids) + run.made)

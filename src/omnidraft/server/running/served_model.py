@@ -16,12 +16,13 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.config import LearningOptions, names
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models.beginnings import Beginnings
 from omnidraft.models.language_model import ROOM, copies
 from omnidraft.models.model_files import ModelFiles, files_of
 from omnidraft.server.grammars.grammar import tokens_of
 from omnidraft.server.reading.marks import RegionMarks, marks_of
 from omnidraft.server.running.gain_estimate import Estimate
-from omnidraft.server.running.user_memories import Memories, User
+from omnidraft.server.running.user_memories import Memories
 from omnidraft.server.server_settings import Serving
 
 if TYPE_CHECKING:
@@ -37,32 +38,38 @@ Log = Callable[[str], None]
 
 @dataclass
 class LaneState:
-    """A lane, when it was last used, by whom, and how many tokens its last prompt had."""
+    """A lane, when it was last used, with which API key, and how many tokens its last prompt had."""
 
     lane: Lane
     used: int = 0  # 0: it holds nothing
-    user: User | None = None
+    key: int | None = None
     prompt: int = 0
 
     def clear(self) -> None:
         """Forget its conversation."""
-        self.used, self.user, self.prompt = 0, None, 0
+        self.used, self.key, self.prompt = 0, None, 0
         self.lane.clear()
 
 
 class ServedModel:
-    """A target with its lanes; the figures are of this process.
+    """A target with its lanes, which share `beginnings` with those of other targets; figures are of this process.
 
     All that touches the lanes is for the model thread; `lock` is held by whoever uses the tokenizer.
     """
 
     def __init__(
-        self, name: str, model: OmniDraft, lanes: int, sources: tuple[str, str | None], memories: Memories
+        self,
+        name: str,
+        model: OmniDraft,
+        lanes: int,
+        sources: tuple[str, str | None],
+        memories: Memories,
+        beginnings: Beginnings,
     ) -> None:
-        self.name, self.model, self.memories = name, model, memories
+        self.name, self.model, self.memories, self.beginnings = name, model, memories, beginnings
         self._sources = sources  # target and drafter, as they can be loaded
         self.failure: str | None = None  # of the drafter, where it could not be loaded
-        self.lanes = [LaneState(lane) for lane in model.lanes(lanes)]
+        self.lanes = [LaneState(lane) for lane in model.lanes(lanes, beginnings)]
         attached = model.lane.attached
         self._token_bytes = model.target.lm.token_bytes + (2 * attached.drafter.model.token_bytes if attached else 0)
         self.lock = threading.Lock()
@@ -217,13 +224,14 @@ def load_all(
         raise ConfigError(f"two targets are called {twice.pop()!r}: give each folder a name of its own")
     source = drafter_for(targets[0], lambda _: None) if drafter == AUTO else drafter
     loaded: list[ServedModel] = []
+    beginnings = Beginnings(int(settings.cache_bytes))
     for name, target in zip(called, targets, strict=True):
         first = loaded[0] if loaded and loaded[0].model.adaptive is not None else None
         model, failure = _load(target, drafter if first is None else first.model, warn, options)
         if settings.api_key:
             model.memory = None  # that of all users together
         memories = Memories(model.lane.drafting, model.memory) if first is None else first.memories
-        loaded.append(ServedModel(name, model, settings.lanes, (target, source), memories))
+        loaded.append(ServedModel(name, model, settings.lanes, (target, source), memories, beginnings))
         loaded[-1].failure = failure
     return loaded
 
