@@ -30,6 +30,7 @@ class Text(SingleSequence):
 
     ids: list[int] = field(default_factory=list)
     block: int = SIZE
+    lasting: bool = False
 
     @property
     def length(self) -> int:

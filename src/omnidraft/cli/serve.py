@@ -13,7 +13,7 @@ from omnidraft.server.server_settings import Serving
 
 ADAPT = ("background", "off")  # learning in turns with answers would hold them up
 KEY = "OMNIDRAFT_API_KEY"
-SHOWN = ("host", "port", "lanes", "max_queue", "max_tokens", "timeout_s")
+SHOWN = ("host", "port", "lanes", "max_queue", "max_tokens", "timeout_s", "cache_dir", "cache_gb")
 EXAMPLES = (
     "omnidraft serve --target Qwen/Qwen2-7B-Instruct --target ./my-model --adapt background --port 9000",
     "omnidraft serve --target model.gguf --host 0.0.0.0 --api-key secret --set max_cache_mb=8192",

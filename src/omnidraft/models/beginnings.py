@@ -112,7 +112,7 @@ class Beginnings:
                 before = names[at - 1] if at else circle
                 self._keep(names[at], block, tuple(ids[at * size : min((at + 1) * size, length)]), before)
         self._touch(names)
-        if end and self._files is not None:
+        if end and self._files is not None and sequence.model.lasting:
             for name in names:
                 kept = self._kept[name]
                 self._files.put(Header(name, kept.before, kept.ids), sequence.data_of(self._held[name]))

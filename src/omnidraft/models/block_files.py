@@ -116,6 +116,8 @@ class BlockFiles:
     def _write(self) -> None:
         while (item := self._waiting.get()) is not None:
             header, data = item
+            if not self._writes:
+                continue
             try:
                 self._make_room(HEAD.size + 4 * len(header.ids) + len(data))
                 self._write_file(header, data)

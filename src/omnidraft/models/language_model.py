@@ -106,7 +106,8 @@ class LanguageModel(Protocol):
     rows_independent: bool  # the logits of a row are the same bits whatever rows are read in its pass
     hybrid: bool  # it has states besides keys and values: a crop may leave fewer tokens, which are then read again
     no_drafts: str | None  # why it cannot verify drafts, a phrase
-    identity: bytes  # of these weights among all others, in this process at least
+    identity: bytes  # of these weights among all others, in this process
+    lasting: bool  # the identity is that of their content, by which other processes know them, too
 
     @property
     def precision(self) -> str:
@@ -163,7 +164,7 @@ class SingleSequence:
     joint = rows_independent = hybrid = False
     no_drafts: str | None = None
     token_bytes = 0.0
-    identity = b""
+    identity, lasting = b"", False
     hidden: torch.Tensor | None = None
     nbytes = 0
 

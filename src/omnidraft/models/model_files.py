@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -42,6 +43,24 @@ def files_of(name: str | Path) -> ModelFiles:
         return ModelFiles("gguf", _mixture(header), *_stamp(header.paths))
     with Tensors(source, local) as tensors:
         return ModelFiles("safetensors", _most(tensors.types()), *_stamp(tensors.paths))
+
+
+def content_of(name: str | Path) -> bytes:
+    """A hash of all that the files of a model hold; raises as `files_of`."""
+    source, local = locate(name)
+    if is_gguf(source):
+        path = Path(source)
+        with reading(path):
+            paths = list(read_header(path).paths)
+    else:
+        with Tensors(source, local) as tensors:
+            paths = [Path(each) for each in tensors.paths]
+        paths.append(paths[0].with_name("config.json"))
+    content = hashlib.blake2b()
+    for path in sorted(paths):
+        with path.open("rb") as file:
+            content.update(hashlib.file_digest(file, hashlib.blake2b).digest())
+    return content.digest()
 
 
 def _mixture(header: Header) -> str:

@@ -52,6 +52,7 @@ class PretrainedModel:
     chunk: int
     shared_chunk: int
     identity: bytes
+    lasting = False
     joint: bool
     generates: bool  # `model` has the weights, with which transformers can generate, too
     rows_independent: bool

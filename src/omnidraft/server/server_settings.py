@@ -53,6 +53,12 @@ def _hosts(name: str, value: Any) -> tuple[str, ...]:
     return tuple(_host(name, each).lower() for each in given)
 
 
+def _folder(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{name} is {shown(value)}; it must be the path of a folder: use ./cache", option=name)
+    return value
+
+
 def _own(default: Any, about: str, check: Any, none: str | None = None) -> Any:
     return field(default=default, metadata={"help": about, "check": check, "none": none})
 
@@ -85,6 +91,13 @@ class Serving(Settings):
         none="a quarter of the machine's memory",
         fix="use 4096",
     )
+    cache_dir: str | None = _own(
+        None,
+        "folder that keeps what was read of prompts, for later runs: it tells what users wrote",
+        _folder,
+        "none",
+    )
+    cache_gb: float = number(8, "size of that folder in GB, at most", low=0.001, fix="use 8")
     timeout_s: float = number(
         600, "time limit for an answer in seconds, queueing included", low=0.1, high=86400, fix="use 600"
     )

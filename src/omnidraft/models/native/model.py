@@ -6,6 +6,7 @@ draft was drawn from.  As a target's it is the target.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +19,7 @@ from omnidraft.models.language_model import CachedSequence, KVSequence, Read, ch
 from omnidraft.models.memory import needing, raise_for_pass
 from omnidraft.models.native import step
 from omnidraft.models.native.kv_cache import Angles, KVBlocks, Rotation
+from omnidraft.models.native.prebuilt import source_bytes
 from omnidraft.models.native.step import Norm, pointer
 from omnidraft.models.native.weights import Orders, Parts, RoundedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel
@@ -75,6 +77,11 @@ class NativeModel(PretrainedModel):
     def with_weights(self, own: Weights | RoundedWeights) -> NativeModel:
         """A model with these weights, by their names in the source, and the source's for all others."""
         return NativeModel(self.model, self._source, own, drafts=self._drafts)
+
+    def know_by(self, content: bytes) -> None:
+        """Take an identity that other processes give these weights, too: by the hash of their files, and this code."""
+        self.identity = hashlib.sha256(content + self.precision.encode() + source_bytes()).digest()
+        self.lasting = True
 
     def rounded_weights(self) -> RoundedWeights:
         """The weights, which another process can load into a model of the same shape."""

@@ -390,5 +390,7 @@ class Scheduler:
         with ExitStack() as stack:  # from the last to the first, and each whatever fails
             for one in self.served:
                 stack.callback(one.model.close)
+            if self.served:
+                stack.callback(self.served[0].beginnings.close)
             for run in self._running:
                 stack.callback(self._leave, run, "shutdown")

@@ -17,8 +17,10 @@ from omnidraft.config import LearningOptions, names
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.beginnings import Beginnings
+from omnidraft.models.block_files import BlockFiles
 from omnidraft.models.language_model import ROOM, copies
-from omnidraft.models.model_files import ModelFiles, files_of
+from omnidraft.models.model_files import ModelFiles, content_of, files_of
+from omnidraft.models.native.model import NativeModel
 from omnidraft.server.grammars.grammar import tokens_of
 from omnidraft.server.reading.marks import RegionMarks, marks_of
 from omnidraft.server.running.gain_estimate import Estimate
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from omnidraft.decoding.stats import Stats
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+GIGABYTE = 10**9
 SERIES = 300  # answers whose figures are kept
 Log = Callable[[str], None]
 
@@ -81,6 +84,13 @@ class ServedModel:
         self.estimate = Estimate()
         self._reporting = threading.Lock()
         self._report: dict[str, Any] | None = None
+
+    def know_models(self) -> None:
+        """Give the models that run natively the identity of their files, by which later runs know them."""
+        drafter = None if self.model.adaptive is None else self.model.adaptive.shared.model
+        for model, source in zip((self.model.target.lm, drafter), self._sources, strict=True):
+            if isinstance(model, NativeModel) and source is not None:
+                model.know_by(content_of(zoo.resolve(source)))
 
     @property
     def source(self) -> str:
@@ -224,7 +234,7 @@ def load_all(
         raise ConfigError(f"two targets are called {twice.pop()!r}: give each folder a name of its own")
     source = drafter_for(targets[0], lambda _: None) if drafter == AUTO else drafter
     loaded: list[ServedModel] = []
-    beginnings = Beginnings(int(settings.cache_bytes))
+    beginnings = _beginnings(settings, warn)
     for name, target in zip(called, targets, strict=True):
         first = loaded[0] if loaded and loaded[0].model.adaptive is not None else None
         model, failure = _load(target, drafter if first is None else first.model, warn, options)
@@ -233,7 +243,17 @@ def load_all(
         memories = Memories(model.lane.drafting, model.memory) if first is None else first.memories
         loaded.append(ServedModel(name, model, settings.lanes, (target, source), memories, beginnings))
         loaded[-1].failure = failure
+        if settings.cache_dir is not None:
+            loaded[-1].know_models()
     return loaded
+
+
+def _beginnings(settings: Serving, warn: Log) -> Beginnings:
+    """What is read of prompts, in memory, and in the folder of the settings; raises ConfigError for that."""
+    files = None
+    if settings.cache_dir is not None:
+        files = BlockFiles(Path(settings.cache_dir).expanduser(), int(settings.cache_gb * GIGABYTE), warn)
+    return Beginnings(int(settings.cache_bytes), files)
 
 
 def _load(
