@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from omnidraft.errors import ConfigError
 from omnidraft.models import block_files
 from omnidraft.models.beginnings import Beginnings, circle_of
 from omnidraft.models.block_files import HEAD, BlockFiles, Header
-from support.waiting import WAIT_S
 
 ROOM = 10**8
 
@@ -167,12 +165,11 @@ def test_a_process_that_is_killed_leaves_whole_files(tmp_path: Path) -> None:
     rng, found = random.Random(3), 0
     for _ in range(25):
         command = [sys.executable, "-c", WRITER, str(tmp_path)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(rng.random() * 0.2)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(WAIT_S)
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            threading.Event().wait(rng.random() * 0.2)
+            process.kill()
         files = opened(tmp_path)
         for each in files.headers():
             assert files.get(each) == random.Random(each.ids[0]).randbytes(10**6)

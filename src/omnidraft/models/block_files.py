@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
+import secrets
 import struct
 import threading
 import time
@@ -131,7 +132,7 @@ class BlockFiles:
         checksum = hashlib.sha256(header.before + size + ids)
         checksum.update(data)
         path = self._path(header.name)
-        temporary = beside(path, f".{os.getpid()}.tmp")
+        temporary = beside(path, f".{secrets.token_hex(8)}.tmp")
         try:
             with temporary.open("wb") as file:
                 file.write(MAGIC + checksum.digest() + header.before + size + ids)
