@@ -9,7 +9,7 @@ import torch
 from omnidraft.decoding.lane import Turns
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.native.model import native_of
-from omnidraft.models.native.weights import RoundedWeights, Weights
+from omnidraft.models.native.weights import PackedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, check_drafter
 
 
@@ -51,7 +51,7 @@ class SharedDrafter:
         """True if it drafts in 8 bits, and so takes rounded weights."""
         return self._native is not None
 
-    def lend(self, weights: Weights | RoundedWeights | None, before: LanguageModel | None = None) -> LanguageModel:
+    def lend(self, weights: Weights | PackedWeights | None, before: LanguageModel | None = None) -> LanguageModel:
         """A model with these weights over the source's: another object for others, by which caches are told apart.
 
         `before` is what was lent to the same borrower last, whose memory may be given the new weights.
@@ -60,7 +60,7 @@ class SharedDrafter:
             return self.model
         if self._native is not None:
             return self._native.with_weights(weights)
-        if isinstance(weights, RoundedWeights):
+        if isinstance(weights, PackedWeights):
             raise TypeError("weights that are rounded are for the native step")
         lent = copy.copy(before) if isinstance(before, LentWeights) else LentWeights(self.source)
         lent.load_weights(weights)

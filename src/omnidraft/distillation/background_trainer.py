@@ -279,4 +279,4 @@ class _Worker:
         if self._native is None:
             return Learned(state)
         weights = merged(dict(self._model.named_parameters()), parted(state)[0])
-        return Learned(state, self._native.with_weights(weights).rounded_weights())
+        return Learned(state, self._native.with_weights(weights).packed_weights())
