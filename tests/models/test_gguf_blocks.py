@@ -9,7 +9,7 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.families import BY_TYPE, FAMILIES
-from omnidraft.models.gguf import split_files as parts
+from omnidraft.models.gguf import split_files
 from omnidraft.models.gguf.native_weights import held_bytes
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import packed_matrices
@@ -78,7 +78,7 @@ def test_the_header_is_let_go_of_before_memory_is_taken(monkeypatch: pytest.Monk
     true = packed_matrices.BlockGroup.__init__
 
     def init(self: BlockGroup, *stored: packed_matrices.StoredMatrix) -> None:
-        held.append(parts._joined.cache_info().currsize)  # noqa: SLF001
+        held.append(split_files._joined.cache_info().currsize)  # noqa: SLF001
         true(self, *stored)
 
     monkeypatch.setattr(packed_matrices.BlockGroup, "__init__", init)
