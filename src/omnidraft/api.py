@@ -170,9 +170,9 @@ class OmniDraft:
         `template` holds variables of the chat template.  Each `logits_processor`, as in transformers, gets the ids so
         far (1, T) and the target's scores (1, V), and returns scores.  With `logprobs`, 0 to 20, records of
         `Stream.rounds` hold `TokenLogprobs` with that many tokens.  `extras` are for servers.  `should_stop` is called
-        between rounds and between parts of a long prompt; if it returns True, the answer ends, "interrupted".  `memory`
-        holds the earlier answers of one of several users, in place of the model's own.  `lane` is one of `lanes`, on
-        which the request runs.
+        between rounds and between chunks of a long prompt; if it returns True, the answer ends, "interrupted".
+        `memory` holds the earlier answers of one of several users, in place of the model's.  `lane` is one of `lanes`,
+        on which the request runs.
         `sampling` takes the fields of `config.Sampling`; `OmniDraft.sampling` has the defaults.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)

@@ -96,13 +96,13 @@ def reader_of(backend: Tokenizer) -> TokenReader:
     return TokenReader(**found)
 
 
-def assemble(**parts: dict[str, Any]) -> Tokenizer:
-    """Build a backend from the states of its parts."""
-    return Tokenizer.from_str(json.dumps(json.loads(Tokenizer(BPE()).to_str()) | parts))
+def assemble(**components: dict[str, Any]) -> Tokenizer:
+    """Build a backend from the states of its components."""
+    return Tokenizer.from_str(json.dumps(json.loads(Tokenizer(BPE()).to_str()) | components))
 
 
 def state_of(component: decoders.Decoder | Model | PreTokenizer) -> dict[str, Any]:
-    """Return the JSON state of a part of a backend."""
+    """Return the JSON state of a component of a backend."""
     state: dict[str, Any] = json.loads(component.__getstate__())
     return state
 
@@ -111,7 +111,7 @@ def steps_of(state: dict[str, Any], inner: str) -> list[dict[str, Any]]:
     """Flatten a component and the sequences in it; the steps are the dicts of `state` themselves."""
     if state["type"] != "Sequence":
         return [state]
-    return [step for part in state[inner] for step in steps_of(part, inner)]
+    return [step for nested in state[inner] for step in steps_of(nested, inner)]
 
 
 def _byte_aliases() -> tuple[str, ...]:

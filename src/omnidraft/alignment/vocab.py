@@ -28,8 +28,7 @@ class Vocab:
     (special, unused or padded).  `eos` lists the end-of-sequence ids, the tokenizer's own first where it is one.
     `special` maps the ids of special added tokens to their content.  `first` holds the ids that the tokenizer puts in
     front of its input; some have a `bos` and do not use it.  `fingerprint` (SHA-256, hex) covers everything that
-    determines the bytes of a token, the merge rules, `size` and `eos`; normalizers are not part of it, because spelling
-    ignores them.
+    determines the bytes of a token, the merge rules, `size` and `eos`; not normalizers, because spelling ignores them.
     """
 
     tokens: tuple[bytes | None, ...]
@@ -129,9 +128,9 @@ class Speller:
 
     def spell_most(self, data: bytes) -> tuple[int, ...]:
         """Return the tokens that spell `data`, without the characters that no tokens can spell."""
-        parts = self._split(data)
-        runs = iter(self._spell_runs([run for run in parts[::2] if run], whole=False))
-        pieces = [self._spell_bytes(part) if place % 2 else next(runs) for place, part in enumerate(parts) if part]
+        segments = self._split(data)
+        runs = iter(self._spell_runs([run for run in segments[::2] if run], whole=False))
+        pieces = [self._spell_bytes(text) if at % 2 else next(runs) for at, text in enumerate(segments) if text]
         return tuple(itertools.chain.from_iterable(piece or () for piece in pieces))
 
     def spell_many(self, texts: Sequence[bytes]) -> list[tuple[int, ...] | None]:
@@ -139,11 +138,11 @@ class Speller:
         if len(texts) > _BATCH:  # the encodings in between take several times the memory of the spellings
             starts = range(0, len(texts), _BATCH)
             return [ids for start in starts for ids in self.spell_many(texts[start : start + _BATCH])]
-        parts = [self._split(data) for data in texts]
-        runs = iter(self._spell_runs([run for split in parts for run in split[::2] if run]))
+        splits = [self._split(data) for data in texts]
+        runs = iter(self._spell_runs([run for segments in splits for run in segments[::2] if run]))
         spellings: list[tuple[int, ...] | None] = []
-        for split in parts:
-            pieces = [self._spell_bytes(part) if place % 2 else next(runs) for place, part in enumerate(split) if part]
+        for segments in splits:
+            pieces = [self._spell_bytes(text) if at % 2 else next(runs) for at, text in enumerate(segments) if text]
             known = [piece for piece in pieces if piece is not None]
             spellings.append(tuple(itertools.chain.from_iterable(known)) if len(known) == len(pieces) else None)
         return spellings
@@ -173,12 +172,12 @@ class Speller:
             return None
         return (left or ()) + (right or ())
 
-    def _spell_bytes(self, part: str) -> tuple[int, ...] | None:
-        data = part.encode("utf-8", "surrogateescape")
+    def _spell_bytes(self, text: str) -> tuple[int, ...] | None:
+        data = text.encode("utf-8", "surrogateescape")
         if data in self._fragments:
             return (self._fragments[data],)
         # a pre-tokenizer that splits at white space may drop a character that the vocabulary has
-        own = self._text.token_to_id(part) if is_text(data) else None
+        own = self._text.token_to_id(text) if is_text(data) else None
         if own is not None and self._tokens[own] == data:
             return (own,)
         if self._reader.byte_level:

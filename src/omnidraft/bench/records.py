@@ -17,7 +17,7 @@ METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact",
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One timed answer, with counts over its rounds; the parts of the time are known of our own loop only."""
+    """One timed answer, with counts over its rounds; how its time was spent is known of our own loop only."""
 
     repeat: int
     task: str

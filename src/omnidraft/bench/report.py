@@ -14,7 +14,7 @@ from omnidraft.errors import InputError
 
 ALL = "all"  # the row over all tasks
 VARYING = {"target", "tasks", "date", "command"}  # of a setting; if others differ, figures cannot be compared
-PARTS = ("draft", "verify", "overhead")  # of the seconds
+TIMES = ("draft", "verify", "overhead")  # of the seconds
 COLUMNS = (
     *("method", "tokens/s (quartiles)", "± repeats", "speedup", "block efficiency", "acceptance rate"),
     *("drafted per round", "draft / verify / overhead", "identical"),
@@ -81,7 +81,7 @@ def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
         "block_efficiency": _ratio(tokens, rounds),
         "acceptance_rate": _ratio(_total(runs, "symbols_accepted"), _total(runs, "symbols")),
         "draft_length": _ratio(_total(runs, "drafted"), rounds),
-        **{f"{part}_share": _ratio(_total(runs, f"{part}_s"), seconds) if timed else None for part in PARTS},
+        **{f"{time}_share": _ratio(_total(runs, f"{time}_s"), seconds) if timed else None for time in TIMES},
         "identical": None if sampled else not different,
         "different": None if sampled else len(different),
         "prompts": len(prompts),
@@ -102,8 +102,8 @@ def _total(records: Iterable[object], name: str) -> float:
     return total
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _ratio(share: float, whole: float) -> float | None:
+    return share / whole if whole else None
 
 
 def differences(results: Mapping[str, Results]) -> list[str]:
@@ -160,6 +160,6 @@ def _cells(row: Row) -> list[str]:
         down(row["block_efficiency"], 2),
         down(row["acceptance_rate"], 2),
         down(row["draft_length"], 1),
-        " / ".join(percent(row[f"{part}_share"]) for part in PARTS),
+        " / ".join(percent(row[f"{time}_share"]) for time in TIMES),
         identical[row["identical"]],
     ]

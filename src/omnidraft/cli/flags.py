@@ -1,4 +1,4 @@
-"""Shared parts of the commands: arguments, parsers with one-line errors, loading of models, messages, Ctrl-C."""
+"""What the commands share: arguments, parsers with one-line errors, loading of models, messages, Ctrl-C."""
 
 from __future__ import annotations
 

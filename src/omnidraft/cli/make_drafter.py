@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 def _layers(text: str) -> tuple[int, ...]:
     """Layer numbers with commas in between."""
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} are no layers: give their numbers, such as 0,1,2,29") from error
 

@@ -27,7 +27,7 @@ class TaskSource:
 
     hub: tuple[str, ...]  # the data set, and its configuration if it has several
     files: tuple[str, ...]  # below a folder of data, first choice first
-    write: Callable[[dict[str, Any]], str | None]  # a row as a prompt; None: not part of the test set
+    write: Callable[[dict[str, Any]], str | None]  # a row as a prompt; None: not in the test set
 
 
 def gsm8k_prompt(row: dict[str, Any]) -> str:
@@ -118,7 +118,7 @@ def digest(prompts: Sequence[str]) -> str:
 
 
 def texts_of(rows: Iterable[tuple[str, Any]], write: Callable[[dict[str, Any]], str | None]) -> Iterator[str]:
-    """The rows as prompts, without those that are not part of the task."""
+    """The rows as prompts, without those that are not of the task."""
     for place, row in rows:
         try:
             text = write(row)

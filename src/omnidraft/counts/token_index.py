@@ -36,8 +36,8 @@ class TokenIndex:
 
     @property
     def nbytes(self) -> int:
-        parts = (self._tokens, *self._previous, *self._newest)
-        return sum(part.itemsize * len(part) for part in parts)
+        arrays = (self._tokens, *self._previous, *self._newest)
+        return sum(each.itemsize * len(each) for each in arrays)
 
     def __len__(self) -> int:
         """Number of tokens held, boundaries included."""

@@ -159,14 +159,14 @@ class Drafter:
         return min(TAIL, self.model.chunk) if self._beside else self.model.chunk
 
     def _catch_up(self) -> Passes[None]:
-        """Read a long text, but for its end, in parts, or of each a beginning; what was read stays whatever happens."""
+        """Read a long text, but for its end, in chunks, or their beginnings; what was read stays whatever happens."""
         while self._behind > self._tail:
             position, held = self._base + len(self._cached), self.sequence.length
             size = min(self.model.chunk, self._behind - (self._tail if self._beside else 0))
-            part = self._text[position : position + size]
-            yield Read(self.sequence, part, 0)
+            chunk = self._text[position : position + size]
+            yield Read(self.sequence, chunk, 0)
             read = self.sequence.length - held
-            self._cached += part[:read]
+            self._cached += chunk[:read]
             self.read += read
 
     def _next_logits(self, drafted: list[int], room: int) -> Passes[torch.Tensor | None]:

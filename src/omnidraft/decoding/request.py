@@ -16,7 +16,7 @@ class Extras:
     """Further options of a request.
 
     `scores` are log-probabilities of the prompt's tokens, which is then read anew.  `marks` are special tokens whose
-    text is part of the answer's.  The others say how it is drafted, within what the lane does: at most `longest`
+    text belongs to the answer's.  The others say how it is drafted, within what the lane does: at most `longest`
     tokens a round, and by whom.
     """
 

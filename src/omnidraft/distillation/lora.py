@@ -59,7 +59,7 @@ def compact(base: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor
             continue
         change = (weight - base[name].float()).cpu()
         basis = change @ torch.randn(change.shape[1], KEPT_RANK, generator=generator)
-        basis = torch.linalg.qr(change @ (change.T @ torch.linalg.qr(basis).Q)).Q  # spans nearly its largest parts
+        basis = torch.linalg.qr(change @ (change.T @ torch.linalg.qr(basis).Q)).Q  # spans nearly its largest directions
         state[layer + LORA_A], state[layer + LORA_B] = (basis.T @ change).half(), basis.half()
     return state
 

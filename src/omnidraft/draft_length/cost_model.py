@@ -179,8 +179,8 @@ class CostModel:
 
     def resume(self, state: Sequence[float]) -> None:
         """Restore a `state`."""
-        for part, at in ((self.steps, 0), (self.tokens, 3), (self.prefill, 6)):
-            part.resume(state[at : at + len(part.state())])
+        for model, at in ((self.steps, 0), (self.tokens, 3), (self.prefill, 6)):
+            model.resume(state[at : at + len(model.state())])
 
 
 def first_and_more(count: float) -> tuple[float, float]:

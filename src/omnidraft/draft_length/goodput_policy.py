@@ -266,9 +266,9 @@ class Goodput:
         numbers = iter(state.tolist())
         self._length, self._budget = next(numbers), next(numbers)
         self._interval, self._rounds = int(next(numbers)), int(next(numbers))
-        parts: tuple[Linear | CostModel | Acceptance, ...] = (self.gain, self.costs, self.acceptance)
-        for part in parts:
-            part.resume([next(numbers) for _ in part.state()])
+        estimates: tuple[Linear | CostModel | Acceptance, ...] = (self.gain, self.costs, self.acceptance)
+        for estimate in estimates:
+            estimate.resume([next(numbers) for _ in estimate.state()])
 
 
 def _mixed(score: float, chance: float, *, same: bool) -> float:

@@ -97,8 +97,8 @@ class DrafterTrainer:
         kind = "forward" if left > settings.decay else "forward+tv"
         total, loss = sum(example.positions for example in examples), 0.0
         self._optimizer.zero_grad()
-        for part in _passes(examples):
-            logits, teacher = self.read(part)
+        for one_pass in _passes(examples):
+            logits, teacher = self.read(one_pass)
             share = divergence(logits, teacher, kind).sum() / total
             share.backward()
             loss += float(share.detach())
@@ -110,7 +110,7 @@ class DrafterTrainer:
     @torch.no_grad()
     def evaluate(self, examples: Sequence[TrainingExample]) -> tuple[float, float]:
         """Acceptance probability of the drafter's tokens in these examples, greedy and at temperature 1."""
-        rates = [acceptance(*self.read(part), 1.0) for part in _passes(examples)]
+        rates = [acceptance(*self.read(one_pass), 1.0) for one_pass in _passes(examples)]
         greedy, sampled = torch.cat(rates).mean(0).tolist()
         return greedy, sampled
 
@@ -136,7 +136,7 @@ class DrafterTrainer:
 
 
 def _passes(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
-    """The examples in passes, those of like length together."""
+    """The examples in passes, those of like length one_pass."""
     return passes(sorted(examples, key=lambda each: len(each.ids)), PASS)
 
 

@@ -44,7 +44,7 @@ SLOWER = 1.25  # times the other's: two that are closer must not be chosen by th
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
 HINT_PARAMETERS = 100_000_000  # below, a token takes milliseconds in any dtype, and most such models are for tests
 HINT_TIMES = 2.0  # those of 8 bits: a dtype that takes fewer is no slow path
-# tensors that leave the logits of a text as they are: constants that were stored once, and parts for images or drafts
+# tensors that leave the logits of a text as they are: constants that were stored once, and weights for images or drafts
 UNREAD = re.compile(
     r"(\.inv_freq|_positions\.weights|\batt(entio)?n\.((masked_)?bias|causal_mask))$|^(model\.)?(mtp|vis|audio|multi_m)"
 )
@@ -278,14 +278,14 @@ def _restore_pipeline(tokenizer: PreTrainedTokenizerBase, source: str, local: bo
 
     options: dict[str, Any] = {"local_files_only": local, "_raise_exceptions_for_missing_entries": False}
     if path := cached_file(source, "tokenizer.json", **options):
-        own, backend = Tokenizer.from_file(path), cast("Any", tokenizer).backend_tokenizer
-        for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
-            setattr(backend, part, getattr(own, part))
+        complete, backend = Tokenizer.from_file(path), cast("Any", tokenizer).backend_tokenizer
+        for component in ("model", "normalizer", "pre_tokenizer", "decoder"):
+            setattr(backend, component, getattr(complete, component))
         backend.add_tokens([])  # those that are normalized before they are looked for are normalized anew
 
 
 @contextmanager
-def _reading(part: str, source: str, local: bool) -> Iterator[None]:
+def _reading(name: str, source: str, local: bool) -> Iterator[None]:
     """Turn any exception inside into a ModelError of one line, and silence the logging of `transformers`."""
     from transformers.utils import logging
 
@@ -300,12 +300,12 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
         if is_shortage(error):
             raise
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
-        others = ("*.model", "vocab.*", "*.tiktoken") if part == "tokenizer.json" else ()  # other forms of a tokenizer
+        others = ("*.model", "vocab.*", "*.tiktoken") if name == "tokenizer.json" else ()  # other forms of a tokenizer
         if local and (fault := not_a_model(Path(source))):
             raise ModelError(fault) from error
-        if local and part.endswith(".json") and not any(any(Path(source).glob(each)) for each in (part, *others)):
-            raise ModelError(f"folder {source!r} has no {part}: get the complete files of the model") from error
-        raise ModelError(f"cannot read the {part} of model {source!r} ({reason}): {fix}") from error
+        if local and name.endswith(".json") and not any(any(Path(source).glob(each)) for each in (name, *others)):
+            raise ModelError(f"folder {source!r} has no {name}: get the complete files of the model") from error
+        raise ModelError(f"cannot read the {name} of model {source!r} ({reason}): {fix}") from error
     finally:
         logging.set_verbosity(level)
 

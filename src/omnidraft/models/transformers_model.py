@@ -135,8 +135,8 @@ class TransformersModel(PretrainedModel):
         cache = self.new_cache()
         with torch.inference_mode():
             self.run(cache, [0], 0, 1)
-        held = [part for layer in attention(cache) for part in (layer.keys, layer.values) if part is not None]
-        return float(sum(part.nbytes for part in held))
+        held = [each for layer in attention(cache) for each in (layer.keys, layer.values) if each is not None]
+        return float(sum(each.nbytes for each in held))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.model.state_dict())
@@ -339,9 +339,9 @@ def cache_argument(model: torch.nn.Module) -> str:
 
 def _own_cache(model: PreTrainedModel) -> str:
     """The class of cache that a model takes alone; empty where it takes those of transformers."""
-    for part in (model, model.base_model):
-        if name := cache_argument(part):
-            kinds = set(re.findall(r"\w*Cache\b", str(inspect.signature(part.forward).parameters[name].annotation)))
+    for module in (model, model.base_model):
+        if name := cache_argument(module):
+            kinds = set(re.findall(r"\w*Cache\b", str(inspect.signature(module.forward).parameters[name].annotation)))
             if kinds and not kinds & CACHES:
                 return str(min(kinds))
     return ""
@@ -370,8 +370,8 @@ def check_rotation(config: PreTrainedConfig, name: str) -> None:
             f"rope_parameters in the config.json of model {name!r} lack {lacking[0]}, which the positions of a "
             f"{text.model_type} model need: get the complete config.json"
         )
-    for part in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
-        kind = part.get("rope_type", "default") if isinstance(part, dict) else "default"
+    for parameters in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
+        kind = parameters.get("rope_type", "default") if isinstance(parameters, dict) else "default"
         if kind not in ROTATIONS:
             raise ModelError(
                 f"model {name!r} has rotary positions of type {kind!r}, which is not supported: use a model with one "
@@ -384,11 +384,11 @@ def _context(config: PreTrainedConfig) -> int:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     sizes = [getattr(config, name, None) for name in names]
     rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
+    for parameters in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
         # beyond this length longrope rotates the keys of a pass by other angles than those already in the cache
-        longer = isinstance(part, dict) and part.get("rope_type") == "longrope"
-        if longer and part.get("short_factor") != part.get("long_factor"):
-            sizes += [part.get("original_max_position_embeddings")]
+        longer = isinstance(parameters, dict) and parameters.get("rope_type") == "longrope"
+        if longer and parameters.get("short_factor") != parameters.get("long_factor"):
+            sizes += [parameters.get("original_max_position_embeddings")]
     return min((int(size) for size in sizes if size), default=NO_LIMIT)
 
 

@@ -32,7 +32,7 @@ class RoundCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTimes:
-    """Seconds of one round, by part; the first round of a request holds the prefill of both models."""
+    """Seconds of a round, by what they are spent on; the first round of a request holds the prefill of both models."""
 
     draft_s: float = 0.0  # drafter passes and sampling, with the translation of the tokens since the last draft
     verify_s: float = 0.0  # the target's forward pass

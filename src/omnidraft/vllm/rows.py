@@ -70,11 +70,11 @@ class Row:
     def begins(self, text: Ids, *, tail: int | None = None) -> bool:
         """True if a text begins with the row's tokens, of which the last `tail` are compared, or all."""
         ids = self.request.ids
-        part = ids if tail is None else ids[-tail:]
-        return len(ids) <= len(text) and bool(np.array_equal(part, text[len(ids) - len(part) : len(ids)]))
+        end = ids if tail is None else ids[-tail:]
+        return len(ids) <= len(text) and bool(np.array_equal(end, text[len(ids) - len(end) : len(ids)]))
 
     def settle(self, emitted: tuple[int, ...]) -> Round:
-        """Update with the engine's verification of the draft, or of a part of it."""
+        """Update with the engine's verification of the draft, or of its beginning."""
         target, count = cast("Any", Emitted(emitted)), len(emitted)  # greedy verification asks for `best` alone
         draft, outcome = self.draft, self.draft.verify(target, _never, greedy=True, lazy=False)
         if outcome.emitted[:count] == emitted:

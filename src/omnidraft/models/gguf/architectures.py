@@ -38,7 +38,7 @@ class Architecture:
         heads = zip(family.head_norms or (), ("attn_q_norm", "attn_k_norm"), strict=False)
         norms = {
             "ffn_norm": family.before_mlp,
-            "attn_norm": family.before_attention,  # the only one where both parts read the same
+            "attn_norm": family.before_attention,  # the only one where attention and MLP read the same
             "post_attention_norm": family.after_attention,
             "post_ffw_norm": family.after_mlp,
         }
@@ -143,7 +143,7 @@ def _has(header: Header, *names: str) -> bool:
 
 
 def _has_biases(header: Header) -> bool:
-    return _has(header, *(f"attn_{part}.bias" for part in ("q", "k", "v", "output")))
+    return _has(header, *(f"attn_{matrix}.bias" for matrix in ("q", "k", "v", "output")))
 
 
 def _llama(keys: Keys, header: Header, config: Config) -> None:

@@ -41,8 +41,8 @@ def names() -> list[str]:
     return sorted(name for known in _FAMILIES for name in known.split())
 
 
-def _any(*parts: str) -> str:
-    return "|".join(parts)
+def _any(*patterns: str) -> str:
+    return "|".join(patterns)
 
 
 _SUFFIX = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"  # of English contractions

@@ -25,8 +25,8 @@ SCALING = "rope.scaling."
 def rotation(keys: Keys, header: Header, size: int, *, takes_factors: bool, partial: bool) -> dict[str, Any]:
     """The rotation of heads of `size` entries; raises ModelError for one that transformers has not.
 
-    `takes_factors` is True of architectures that have tensors of factors, `partial` of those that may rotate a part of
-    each head.
+    `takes_factors` is True of architectures that have tensors of factors, `partial` of those that may rotate some
+    entries of each head.
     """
     rotated = keys.whole("rope.dimension_count", ROTATION, size)
     if rotated % 2 or rotated > size or (rotated < size and not partial):

@@ -71,8 +71,8 @@ def read(source: Source, dtype: torch.dtype, rows_of: RowsOf) -> torch.Tensor:
     rows = math.prod(shape[:-1])
     values = torch.empty(rows, shape[-1], dtype=dtype)
     at = 0
-    for part in _dequantized(source.info, rows, rows_of):
-        piece = torch.from_numpy(part if part.flags.writeable else part.copy())
+    for block in _dequantized(source.info, rows, rows_of):
+        piece = torch.from_numpy(block if block.flags.writeable else block.copy())
         values[at : at + len(piece)] = piece - 1 if source.shifted else piece
         at += len(piece)
     if source.heads:
@@ -141,16 +141,16 @@ def _name_in_file(name: str, described: Described) -> str:
 
 def _is_zero(own: str, header: Header, described: Described) -> bool:
     """True if a tensor is a bias that no layer has, in an architecture where any may be absent."""
-    part = own.split(".", 2)[-1]
-    there = any(name.endswith(f".{part}") for name in header.tensors)
-    return described.architecture.biases and part.endswith(".bias") and not there
+    name_in_layer = own.split(".", 2)[-1]
+    there = any(name.endswith(f".{name_in_layer}") for name in header.tensors)
+    return described.architecture.biases and name_in_layer.endswith(".bias") and not there
 
 
 def _heads(own: str, described: Described) -> int:
     counts = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-    part = own.split(".")[-2]
-    wanted = described.architecture.interleaved and part in counts
-    return int(described.config[counts[part]]) if wanted else 0
+    matrix = own.split(".")[-2]
+    wanted = described.architecture.interleaved and matrix in counts
+    return int(described.config[counts[matrix]]) if wanted else 0
 
 
 def _is_shifted(own: str, described: Described) -> bool:
