@@ -273,9 +273,9 @@ def load(
     `config.LearningOptions`.  `dtype` (but for int8) and `device` are those of both models.  `warn` gets warnings, each
     a line.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
     """
-    own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(LearningOptions))
+    parameters = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(LearningOptions))
     learning = {name: options.pop(name) for name in names(LearningOptions) if name in options}
-    drafting = drafting_of(options, own)
+    drafting = drafting_of(options, parameters)
     return assemble(
         target, drafter, drafting, learning, dtype=dtype, device=device, adapt=adapt, profile=profile, warn=warn
     )
@@ -375,16 +375,16 @@ def shared_drafter(drafter: OmniDraft, drafting: Drafting) -> tuple[LoadedModel,
     return drafter.adaptive.loaded, drafter.adaptive.shared
 
 
-def _processors(given: object) -> tuple[Processor, ...]:
+def _processors(processors: object) -> tuple[Processor, ...]:
     """The logits processors of a list of them; raises ConfigError for anything else."""
-    if given is None:
+    if processors is None:
         return ()
-    if not isinstance(given, Sequence):
-        fix = "put it into a list" if callable(given) else "give a list of processors"
-        raise ConfigError(f"logits_processor is of type {type(given).__name__}: {fix}")
-    if wrong := [each for each in given if not callable(each)]:
+    if not isinstance(processors, Sequence):
+        fix = "put it into a list" if callable(processors) else "give a list of processors"
+        raise ConfigError(f"logits_processor is of type {type(processors).__name__}: {fix}")
+    if wrong := [each for each in processors if not callable(each)]:
         raise ConfigError(f"logits_processor holds {wrong[0]!r}, which cannot be called: give a list of processors")
-    return tuple(given)
+    return tuple(processors)
 
 
 def _text_of_one(model: LoadedModel, token: int) -> str:

@@ -117,9 +117,9 @@ class StopStrings:
         for count, token in enumerate(ids, 1):
             self._held += self._text.feed([token])
             whole = self._held + self._text.ending()
-            if found := self._strings.search(whole):
+            if stop := self._strings.search(whole):
                 self._held, self._stopped = "", True
-                return whole[: found.start()], count
+                return whole[: stop.start()], count
         length = len(self._held) - self._begun()
         ready, self._held = self._held[:length], self._held[length:]
         return ready, None

@@ -71,8 +71,8 @@ def read_vocab(
         tokens[i] = reader.read(word) or None
     for i in special:
         tokens[i] = None
-    own = tokenizer.eos_token_id
-    first = [own] if own is not None and (drafts or not eos or own in eos) else []
+    end = tokenizer.eos_token_id
+    first = [end] if end is not None and (drafts or not eos or end in eos) else []
     ends = (*first, *eos)
     wrong = [i for i in ends if isinstance(i, bool) or not isinstance(i, Integral) or not 0 <= int(i) < size]
     if wrong:
@@ -156,10 +156,10 @@ class Speller:
         space = self._reader.space
         inputs = [run.replace(" ", space) for run in runs] if space else runs
         batch = self._text.encode_batch_fast(inputs, add_special_tokens=False)
-        found = [tuple(encoding.ids) for encoding in batch]
+        spellings = [tuple(encoding.ids) for encoding in batch]
         if self._added:
-            found = [tuple([self._added.get(i, i) for i in ids]) for ids in found]
-        pairs = zip(found, runs, strict=True)
+            spellings = [tuple([self._added.get(i, i) for i in ids]) for ids in spellings]
+        pairs = zip(spellings, runs, strict=True)
         return [ids if self._write(ids) == run.encode() else self._halve(run, whole=whole) for ids, run in pairs]
 
     def _halve(self, run: str, *, whole: bool) -> tuple[int, ...] | None:
@@ -177,9 +177,9 @@ class Speller:
         if data in self._fragments:
             return (self._fragments[data],)
         # a pre-tokenizer that splits at white space may drop a character that the vocabulary has
-        own = self._text.token_to_id(text) if is_text(data) else None
-        if own is not None and self._tokens[own] == data:
-            return (own,)
+        token = self._text.token_to_id(text) if is_text(data) else None
+        if token is not None and self._tokens[token] == data:
+            return (token,)
         if self._reader.byte_level:
             aliases = "".join(ALIASES[byte] for byte in data)
             ids = tuple(self._aliases.encode(aliases, add_special_tokens=False).ids)

@@ -55,10 +55,10 @@ def read(path: Path) -> Results:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read result file {path} ({error}): check the path") from error
     try:
-        found = json.loads(text)
-        if found["format"] == FORMAT:
-            runs = [Run(**run) for run in found["runs"]]
-            return Results(setting=found["setting"], runs=runs, unavailable=found["unavailable"])
+        record = json.loads(text)
+        if record["format"] == FORMAT:
+            runs = [Run(**run) for run in record["runs"]]
+            return Results(setting=record["setting"], runs=runs, unavailable=record["unavailable"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is no result file, or damaged ({error!r}): run the comparison again") from error
-    raise InputError(f"{path} is of format {found['format']!r}, not {FORMAT!r}: run the comparison again")
+    raise InputError(f"{path} is of format {record['format']!r}, not {FORMAT!r}: run the comparison again")

@@ -25,9 +25,9 @@ def main(arguments: Sequence[str]) -> int:
     flags.add_settings(parser.add_argument_group("teacher text"), Writing)
     flags.add_settings(parser.add_argument_group("training"), Training)
     options = parser.read(arguments)
-    given = vars(options)
-    writing = Writing(**{name: given[name] for name in names(Writing) if name in given})
-    training = Training(**{name: given[name] for name in names(Training) if name in given})
+    values = vars(options)
+    writing = Writing(**{name: values[name] for name in names(Writing) if name in values})
+    training = Training(**{name: values[name] for name in names(Training) if name in values})
     texts = [] if options.prompts is None else prompts.chats(options.prompts)
 
     from omnidraft.make_drafter import make

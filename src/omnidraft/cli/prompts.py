@@ -88,15 +88,15 @@ def chats(path: Path) -> list[str | dict[str, Any]]:
 
     Raises InputError for a file that cannot be read, PromptError for a line with neither and a file without lines.
     """
-    found: list[str | dict[str, Any]] = []
+    prompts: list[str | dict[str, Any]] = []
     for place, row in _lines(path):
         chat = row if isinstance(row, dict) else {}
         if not isinstance(chat.get("messages", chat.get("prompt")), list | str):
             raise PromptError(f"{place} has neither a text as prompt nor a list of messages: {CHECK}")
-        found.append(chat if "messages" in chat else chat["prompt"])
-    if not found:
+        prompts.append(chat if "messages" in chat else chat["prompt"])
+    if not prompts:
         raise PromptError(f"{path} has no prompts: give a file with at least one")
-    return found
+    return prompts
 
 
 def rows_of(task: TaskSource, name: str, data: Path | None, *splits: str) -> Iterator[tuple[str, Any]]:

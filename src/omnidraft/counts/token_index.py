@@ -77,7 +77,7 @@ class TokenIndex:
         LONGEST tokens of `text` are read.  It may be the indexed text itself, whose end then matches earlier places
         only.
         """
-        found: list[list[int]] = []
+        levels: list[list[int]] = []
         tail = list(text[-LONGEST:])
         tokens, capacity, end = self._tokens, self._capacity, self._end
         for at, chain in enumerate(self._chains(tail)):
@@ -97,8 +97,8 @@ class TokenIndex:
                 position = previous[place]
             if not of_length:
                 break
-            found.append(of_length)
-        return found
+            levels.append(of_length)
+        return levels
 
     def _held(self, begin: int, end: int) -> list[int]:
         """The tokens at these positions."""

@@ -24,9 +24,9 @@ class LentWeights(TransformersModel):
     @torch.no_grad()
     def load_weights(self, weights: Weights) -> None:
         """Copy these weights in, by the names of `named_parameters`, and the source's for the rest; keep the cache."""
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name, weight in self._source.model.named_parameters():
-            own[name].copy_(weights.get(name, weight))
+            parameters[name].copy_(weights.get(name, weight))
 
 
 class SharedDrafter:

@@ -262,16 +262,16 @@ class Trainer:
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
         state, head = parted(state)
-        own = self._learned
+        learned = self._learned
         if self.learning.adapter == "full" and any(name.endswith(LORA_B) for name in state):
             state = merged(dict(self._base.named_parameters()), state)
-        if own.keys() != state.keys() or any(p.shape != state[name].shape for name, p in own.items()):
+        if learned.keys() != state.keys() or any(p.shape != state[name].shape for name, p in learned.items()):
             raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
         if self.head is not None:
             self.head.load_state(head)
         self._loaded_head = head
         with torch.no_grad():
-            for name, p in own.items():
+            for name, p in learned.items():
                 p.copy_(state[name])
 
     def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any]]:
@@ -311,8 +311,8 @@ class Trainer:
 
     def count(self, **more: int) -> None:
         """Add to the counters."""
-        own = self.counters
-        self.counters = replace(own, **{name: getattr(own, name) + count for name, count in more.items()})
+        counters = self.counters
+        self.counters = replace(counters, **{name: getattr(counters, name) + count for name, count in more.items()})
 
 
 def check_memory(model: PreTrainedModel) -> None:

@@ -256,8 +256,8 @@ class Goodput:
 
     def state(self) -> npt.NDArray[np.float64]:
         """Measurements of this target and drafter as a vector, to restore in another process."""
-        own = [self._length, self._budget, self._interval, self._rounds]
-        return np.array([*own, *self.gain.state(), *self.costs.state(), *self.acceptance.state()])
+        numbers = [self._length, self._budget, self._interval, self._rounds]
+        return np.array([*numbers, *self.gain.state(), *self.costs.state(), *self.acceptance.state()])
 
     def resume(self, state: npt.NDArray[np.float64]) -> None:
         """Restore a `state`; one of another shape or with values that are not finite is ignored."""

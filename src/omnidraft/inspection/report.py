@@ -85,12 +85,12 @@ def inspect_pair(target: str | Path, drafter: str | Path, *, time: bool = False,
 
 def break_evens(costs: CostModel) -> tuple[BreakEven, ...]:
     """The break-even at each of LENGTHS."""
-    found = []
+    lengths = []
     for length in LENGTHS:
         cost = 1 + costs.steps.of(length) + costs.tokens.of(length)
         acceptance = acceptance_at(cost, length)
-        found.append(BreakEven(length=length, cost=cost, acceptance=acceptance, best=(1 + length) / cost))
-    return tuple(found)
+        lengths.append(BreakEven(length=length, cost=cost, acceptance=acceptance, best=(1 + length) / cost))
+    return tuple(lengths)
 
 
 def acceptance_at(cost: float, length: int) -> float | None:

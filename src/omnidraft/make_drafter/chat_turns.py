@@ -36,8 +36,8 @@ class ChatTurns:
 
     def ids(self, text: str) -> list[int]:
         """The ids of a piece of a conversation."""
-        found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def prompt(self, prompt: Prompt) -> list[int]:
         """The ids of a prompt, up to the answer."""

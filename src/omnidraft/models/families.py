@@ -110,8 +110,8 @@ class Family:
             yield UnsupportedReason("activation", self.activation, f"its activation is {activation}")
         for kind, rope in rotations_of(config).items():
             name = ".".join(filter(None, ("rope_parameters", kind, "rope_type")))
-            if (found := rope.get("rope_type", "default")) not in ROTATIONS:
-                yield UnsupportedReason("rotation", name, f"its rotary positions are of type {found}")
+            if (rotation := rope.get("rope_type", "default")) not in ROTATIONS:
+                yield UnsupportedReason("rotation", name, f"its rotary positions are of type {rotation}")
         for number in (self.embedding, self.residual, self.logits, self.scale or Number()):
             if number.name and not 0 < (factor := float(getattr(config, number.name))) < math.inf:
                 yield UnsupportedReason("factor", number.name, f"{number.name} is {factor} in its config")

@@ -49,13 +49,13 @@ def restored(name: str, stored: torch.Tensor, scales: torch.Tensor | None) -> to
 
 def packed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of a file of this kind, of a model's weights by name; raises ModelError for NaN or infinite ones."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         if weight.ndim != 2:
-            found[name] = weight.contiguous()
+            tensors[name] = weight.contiguous()
             continue
         integers, scales = rounded(weight)
         if not scales.isfinite().all():
             raise ModelError(f"weights {name} are NaN or infinite: get the complete files of the model")
-        found |= {name: integers.to(torch.int8), f"{name}{SCALE}": scales}
-    return found
+        tensors |= {name: integers.to(torch.int8), f"{name}{SCALE}": scales}
+    return tensors

@@ -179,20 +179,20 @@ def _read_model(
 
 def _end_turns(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Have a chat model end at its tokenizer's end token, too, where only a config of its base model names others."""
-    generation, own = model.generation_config, tokenizer.eos_token_id
+    generation, end = model.generation_config, tokenizer.eos_token_id
     known = generation.eos_token_id
     known = known if isinstance(known, list) else [known]
     derived = getattr(generation, "_from_model_config", False)  # there is no generation_config.json
-    if derived and getattr(tokenizer, "chat_template", None) and None not in (own, *known) and own not in known:
-        generation.eos_token_id = [*known, own]
+    if derived and getattr(tokenizer, "chat_template", None) and None not in (end, *known) and end not in known:
+        generation.eos_token_id = [*known, end]
 
 
 def _unsupported_reason(skeleton: PreTrainedModel, place: torch.device) -> str | None:
     """Return the reason why a model cannot be used in 8 bits, or None."""
     if place.type != "cpu":
         return f"it is on {place.type}"
-    found = native_model.unsupported_reason(skeleton)
-    return None if found is None else str(found)
+    reason = native_model.unsupported_reason(skeleton)
+    return None if reason is None else str(reason)
 
 
 def load_skeleton(name: str | Path, say: Callable[[str], None] = _log.info) -> PreTrainedModel:

@@ -125,8 +125,8 @@ class TransformersModel(PretrainedModel):
                 shown = f"{self.name!r} ({type(self.model).__name__})"
                 raise ModelError(f"model {shown} cannot be rolled back ({reason}): use {SUPPORTED}") from error
             setattr(self.model, PROBED, ONE_BY_ONE if bounded(self.model) else probed)
-        found: str | None = getattr(self.model, PROBED)
-        return found
+        known: str | None = getattr(self.model, PROBED)
+        return known
 
     @cached_property
     def token_bytes(self) -> float:
@@ -274,12 +274,12 @@ def tap(model: PreTrainedModel) -> HiddenStateHook | None:
     layer = model.get_output_embeddings()
     if layer is None:
         return None
-    found = getattr(layer, TAP, None)
-    if not isinstance(found, HiddenStateHook):
-        found = HiddenStateHook()
-        layer.register_forward_pre_hook(found)
-        setattr(layer, TAP, found)
-    return found
+    hook = getattr(layer, TAP, None)
+    if not isinstance(hook, HiddenStateHook):
+        hook = HiddenStateHook()
+        layer.register_forward_pre_hook(hook)
+        setattr(layer, TAP, hook)
+    return hook
 
 
 def has_states(model: PreTrainedModel) -> bool:
@@ -299,20 +299,20 @@ def check_supported(model: PreTrainedModel) -> None:
     # encoders set one or the other to False; the configs of some decoders say that they are none
     blind = all(getattr(module, name, True) for module in model.modules() for name in ("is_causal", "is_decoder"))
     if config.is_encoder_decoder:
-        found = "an encoder"
+        lack = "an encoder"
     elif kinds:
-        found = f"layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back"
-    elif own := _own_cache(model):
-        found = f"a cache of its own kind, {own}, which cannot be copied"
+        lack = f"layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back"
+    elif kind := _own_cache(model):
+        lack = f"a cache of its own kind, {kind}, which cannot be copied"
     elif not cache_argument(model) or (getattr(model, "_is_stateful", False) and not attends and not has_states(model)):
-        found = "a state other than a KV cache, which cannot be rolled back"
+        lack = "a state other than a KV cache, which cannot be rolled back"
     elif has_states(model) and model.device.type == "meta" and _hides_states(model):
-        found = "states that are in the model itself, and not in a cache that can be copied"
+        lack = "states that are in the model itself, and not in a cache that can be copied"
     elif _attends_both_ways(config) or not (blind or getattr(config, "is_decoder", True)):  # an image tower may
-        found = "attention to later tokens"
+        lack = "attention to later tokens"
     else:
         return
-    raise ModelError(f"model {model.name_or_path!r} ({type(model).__name__}) has {found}: use {SUPPORTED}")
+    raise ModelError(f"model {model.name_or_path!r} ({type(model).__name__}) has {lack}: use {SUPPORTED}")
 
 
 def _attends_both_ways(config: PreTrainedConfig) -> bool:
@@ -332,9 +332,9 @@ def check_drafter(model: PretrainedModel) -> None:
 def cache_argument(model: torch.nn.Module) -> str:
     """The name by which `model.forward` takes a KV cache; empty where it takes none."""
     parameters = inspect.signature(model.forward).parameters
-    found = (name for name in CACHE_ARGUMENTS if name in parameters)
+    names = (name for name in CACHE_ARGUMENTS if name in parameters)
     # what XLM calls a cache is a dict of tensors
-    return next((name for name in found if "dict" not in str(parameters[name].annotation)), "")
+    return next((name for name in names if "dict" not in str(parameters[name].annotation)), "")
 
 
 def _own_cache(model: PreTrainedModel) -> str:

@@ -119,8 +119,8 @@ class Manifest:
         try:
             length = int.from_bytes(data[:SIZE], "little")
             header = json.loads(data[SIZE : SIZE + length])
-            found: Any = json.loads(header[METADATA][MANIFEST])
-            number = found.pop("format")
+            manifest: Any = json.loads(header[METADATA][MANIFEST])
+            number = manifest.pop("format")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
             raise ProfileError("it has no manifest") from None
         if type(number) is not int or number < 1:
@@ -134,7 +134,7 @@ class Manifest:
             whole = SIZE + length + max((each["data_offsets"][1] for each in tensors.values()), default=0)
             if size != whole:
                 raise ProfileError(f"it has {size} bytes; by its header it must have {whole}")
-            return cls(**{**found, "key": Key(**found["key"])})
+            return cls(**{**manifest, "key": Key(**manifest["key"])})
         except (TypeError, LookupError):
             raise ProfileError("its manifest has other fields than it must have") from None
 
@@ -187,14 +187,16 @@ class Profile:
         groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in GROUPS}
         try:
             for name, tensor in torch_format.load(data).items():
-                group, _, own = name.partition(".")
-                groups[group][own] = tensor
+                group, _, key = name.partition(".")
+                groups[group][key] = tensor
         except (SafetensorError, ValueError, LookupError, TypeError) as error:
             raise ProfileError(f"its tensors cannot be read ({error})") from error
         if any(tensor.dim() != 1 or tensor.dtype != torch.int32 for tensor in groups["answers"].values()):
             raise ProfileError("its earlier answers are no list of token ids")
         weights = groups.pop("weights")
-        arrays = {group: {name: tensor.numpy() for name, tensor in own.items()} for group, own in groups.items()}
+        arrays = {
+            group: {name: tensor.numpy() for name, tensor in tensors.items()} for group, tensors in groups.items()
+        }
         return manifest.key, cls(weights=weights, learning=manifest.learning, counters=manifest.counters, **arrays)
 
 

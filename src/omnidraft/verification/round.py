@@ -56,13 +56,13 @@ class TokenLogprobs:
     def of(cls, logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
         """Of tokens drawn at the first rows of these logits (T, V), each with the `top` most probable ones."""
         rows = torch.log_softmax(logits[: len(tokens)].float(), -1)
-        own = rows.gather(-1, torch.tensor([*tokens], device=rows.device)[:, None])[:, 0]
+        logprobs = rows.gather(-1, torch.tensor([*tokens], device=rows.device)[:, None])[:, 0]
         best = rows.topk(min(top, rows.shape[-1]), -1)
         tops = [
             tuple(zip(*each, strict=True)) for each in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
-        found = zip(tokens, own.tolist(), tops, strict=True)
-        return tuple(cls(token=token, logprob=logprob, top=most) for token, logprob, most in found)
+        rows_of_tokens = zip(tokens, logprobs.tolist(), tops, strict=True)
+        return tuple(cls(token=token, logprob=logprob, top=most) for token, logprob, most in rows_of_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,9 +81,9 @@ def _wide(scores: torch.Tensor) -> torch.Tensor:
 def check_scores(processor: Processor, scores: object, size: int) -> None:
     """Raise ConfigError unless `scores`, which `processor` returned, is a tensor (1, size)."""
     if not isinstance(scores, torch.Tensor) or scores.shape != (1, size):
-        found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+        shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         name = getattr(processor, "__name__", type(processor).__name__)
-        raise ConfigError(f"logits processor {name!r} returns {found}; it must return scores of shape (1, {size})")
+        raise ConfigError(f"logits processor {name!r} returns {shape}; it must return scores of shape (1, {size})")
 
 
 def largest(scores: torch.Tensor) -> list[int]:
@@ -136,7 +136,7 @@ class Processing:
     """Processors that turn the target's logits into scores, and the `Truncation` that replaces most of them."""
 
     processors: Sequence[Processor]
-    own: int  # number of processors made from the settings; the others are the caller's
+    from_settings: int  # number of processors made from the settings; the others are the caller's
     penalties: Sequence[Processor] = ()
     warping: Truncation | None = None  # temperature, top-k, top-p and min-p, where no processor follows them
 
@@ -145,12 +145,12 @@ class Processing:
         cls, sampling: Sampling, more: Sequence[Processor] = (), prompt: int = 0, eos: Collection[int] = ()
     ) -> Processing:
         """Make the processing for these settings, and `more` processors after it, as `target_processors` is told."""
-        own = target_processors(sampling, prompt, eos)
-        processors = [*own, *more]
+        from_settings = target_processors(sampling, prompt, eos)
+        processors = [*from_settings, *more]
         if sampling.greedy or more:
-            return cls(processors, len(own))
+            return cls(processors, len(from_settings))
         warping = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        return cls(processors, len(own), penalties(sampling, prompt, eos), warping)
+        return cls(processors, len(from_settings), penalties(sampling, prompt, eos), warping)
 
 
 class TargetDistribution:
@@ -180,10 +180,10 @@ class TargetDistribution:
         if self._ids is not None and processors:
             ids = self._ids[:, : self._length + index]
             for place, processor in enumerate(processors):
-                if place == self._processing.own:  # the caller's may write in place
+                if place == self._processing.from_settings:  # the caller's may write in place
                     scores = scores.clone()
                 scores = processor(ids, scores)
-                if place >= self._processing.own:
+                if place >= self._processing.from_settings:
                     check_scores(processor, scores, self._logits.shape[-1])
         return scores[0]
 

@@ -69,8 +69,8 @@ def rows_for(vllm_config: Any) -> Rows:
     from omnidraft.vllm.rows import Rows
 
     model, additional = vllm_config.model_config, vllm_config.additional_config
-    given = additional.get("omnidraft", {}) if isinstance(additional, dict) else {}
-    settings = ProposerSettings.of(given, int(vllm_config.speculative_config.num_speculative_tokens))
+    options = additional.get("omnidraft", {}) if isinstance(additional, dict) else {}
+    settings = ProposerSettings.of(options, int(vllm_config.speculative_config.num_speculative_tokens))
     pair = load_pair(settings.target or model.tokenizer, settings.drafter, settings.drafting, settings.device, _warn)
     return Rows(
         pair,

@@ -165,25 +165,25 @@ class Rows:
         """The row at each place that has new tokens, and room for more; new ones are begun."""
         places = [at for at, new in enumerate(sampled) if new and int(lengths[at]) < self._target.context]
         texts = {at: table[at, : int(lengths[at]) - len(sampled[at])] for at in places}
-        found: dict[int, Row] = {}
+        rows: dict[int, Row] = {}
         for at in places:
             row = self._places.get(at)
             if row is not None and len(row.request.ids) == len(texts[at]) and row.begins(texts[at], tail=TAIL):
-                found[at] = row
-        free = [row for row in self._rows if row not in found.values()]
+                rows[at] = row
+        free = [row for row in self._rows if row not in rows.values()]
         for at in places:
-            if at not in found and (row := self._longest(free, texts[at])) is not None:
-                found[at] = row
+            if at not in rows and (row := self._longest(free, texts[at])) is not None:
+                rows[at] = row
                 free.remove(row)
                 if missed := texts[at][len(row.request.ids) :].tolist():  # in steps that nobody was told of
                     row.draft = Draft()
                     row.settle(tuple(missed))
-        for row in found.values():
+        for row in rows.values():
             row.seen = self._step
         for at in places:
-            if at not in found and (row := self._begin(texts[at].tolist())) is not None:
-                found[at] = row
-        return dict(sorted(found.items()))
+            if at not in rows and (row := self._begin(texts[at].tolist())) is not None:
+                rows[at] = row
+        return dict(sorted(rows.items()))
 
     def _longest(self, rows: Sequence[Row], text: Ids) -> Row | None:
         """The row that is furthest in a text, and not so far behind that the text is another request's."""

@@ -30,8 +30,8 @@ def rotation(keys: Keys, header: Header, size: int, *, takes_factors: bool, part
     """
     rotated = keys.whole("rope.dimension_count", ROTATION, size)
     if rotated % 2 or rotated > size or (rotated < size and not partial):
-        given = keys.value("rope.dimension_count", ROTATION) is not None
-        raise keys.refused("rope.dimension_count" if given else "attention.key_length", f"heads have {size} entries")
+        stated = keys.value("rope.dimension_count", ROTATION) is not None
+        raise keys.refused("rope.dimension_count" if stated else "attention.key_length", f"heads have {size} entries")
     base: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", ROTATION, 1e4)}
     if not base["rope_theta"]:
         raise keys.refused("rope.freq_base", "a number above 0 is needed")

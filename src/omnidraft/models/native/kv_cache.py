@@ -42,15 +42,15 @@ class KVBlocks:
         """Allocate blocks for `length` positions; raises ModelError, and allocates none, if memory is short."""
         held, needed = len(self._blocks), -(-length // BLOCK)
         try:
-            made = [torch.empty(self._shape, dtype=torch.float16, device="cpu") for _ in range(held, needed)]
+            blocks = [torch.empty(self._shape, dtype=torch.float16, device="cpu") for _ in range(held, needed)]
         except (MemoryError, RuntimeError) as error:  # what torch raises for want of memory
             taken = needed * math.prod(self._shape) * torch.float16.itemsize
             raise ModelError(shortage(f"keys and values of {length} tokens", taken, SHORTER)) from error
         while needed > len(self._pointers):
             self._pointers = (ctypes.c_void_p * (2 * len(self._pointers)))(*self._pointers)
-        for number, block in enumerate(made, held):
+        for number, block in enumerate(blocks, held):
             self._pointers[number] = pointer(block)
-        self._blocks += made
+        self._blocks += blocks
 
     def crop(self, length: int) -> None:
         """Free the blocks beyond the first `length` positions and SPARE more; all of them for 0."""
@@ -59,8 +59,8 @@ class KVBlocks:
     def copy(self, other: KVBlocks, length: int) -> None:
         """Copy the first `length` positions of another text; raises as `reserve`."""
         self.reserve(length)
-        for block, given in zip(self._blocks[: -(-length // BLOCK)], other._blocks, strict=False):
-            block.copy_(given)
+        for block, source in zip(self._blocks[: -(-length // BLOCK)], other._blocks, strict=False):
+            block.copy_(source)
 
     def at(self, position: int, angles: torch.Tensor) -> Cache:
         """The text before a position, as step.c takes it; valid until it is reserved or cropped again."""
