@@ -38,7 +38,7 @@ from omnidraft.decoding.stream import Generation, Stream
 from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.batch_goodput import BatchCosts
-from omnidraft.draft_length.cost_model import PRIOR
+from omnidraft.draft_length.cost_model import PRIOR_COST
 from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.models.memory import needing
@@ -200,7 +200,7 @@ class OmniDraft:
         """
         if count < 1:
             raise ConfigError(f"count is {count}; it must be at least 1: use 1 or more")
-        batch = BatchCosts(PRIOR, count)
+        batch = BatchCosts(PRIOR_COST, count)
         return [Lane(self, batch) for _ in range(count)]
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import ModelError
-from omnidraft.models.int8_format import FILE, FORMAT, SCALE, packed, restored, rounded
+from omnidraft.models.int8_format import FILE, INT8_FORMAT, SCALE, packed, restored, rounded
 from omnidraft.models.loading import load_model
 from omnidraft.models.native.model import NativeModel, native_of
 from omnidraft.models.native.step import Int8Group
@@ -39,7 +39,7 @@ def stored_in(folder: Path) -> Stored:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict: it has no __iter__
 
 
-def save(folder: Path, stored: Stored, form: str = FORMAT) -> None:
+def save(folder: Path, stored: Stored, form: str = INT8_FORMAT) -> None:
     save_file(stored, folder / FILE, metadata={"format": form})
 
 
@@ -250,7 +250,7 @@ def test_files_that_are_none_of_this_kind_are_refused(pair: tuple[Path, Path]) -
     stored = stored_in(pair[1])
     for form in ("pt", "omnidraft int8 columns"):
         save(pair[1], stored, form)
-        with refused(ModelError, FILE, repr(form), repr(FORMAT)):
+        with refused(ModelError, FILE, repr(form), repr(INT8_FORMAT)):
             load_model(pair[1], "float32")
     save(pair[1], stored)
     load_model(pair[1], "float32")

@@ -101,7 +101,7 @@ def test_a_pass_that_fails_leaves_every_text_as_long_as_before(
 def test_how_columns_lie_in_memory_changes_nothing(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither logits nor what a profile is found by."""
     _, whole = both(**changes)
-    monkeypatch.setattr(step, "CHUNK", step.WIDTH)
+    monkeypatch.setattr(step, "CHUNK_COLUMNS", step.WIDTH)
     _, parted = both(**changes)
     for part in (IDS[:9], IDS[9:10], IDS[10:15]):
         assert torch.equal(whole.forward(part, len(part)), parted.forward(part, len(part)))
@@ -205,7 +205,7 @@ def test_long_texts_in_chunks_and_a_cache_that_grows_and_is_given_back(monkeypat
     assert 1100 <= taken / (2 * 2 * (8 + 16) * 2) <= 1100 + step.BLOCK  # layers, heads, sizes, bytes
     fast.crop(0)
     assert fast.nbytes == 0
-    monkeypatch.setattr(native_model, "CHUNK", 70)
+    monkeypatch.setattr(native_model, "CHUNK_IDS", 70)
     parts = [fast.forward(ids[start : start + 10], 10) for start in range(0, 1100, 10)]
     assert torch.equal(torch.cat(parts)[-30:], whole)
     fast.crop(0)

@@ -10,7 +10,7 @@ from typing import Any
 from omnidraft import storage
 from omnidraft.errors import InputError
 
-FORMAT = "omnidraft compare 2"
+RESULTS_FORMAT = "omnidraft compare 2"
 BASELINE = "generate"
 METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact", "goodput")  # in the order of tables
 
@@ -45,7 +45,7 @@ class Results:
 
     def save(self, path: Path) -> None:
         """Write the file; raises OSError."""
-        storage.replace_file(path, json.dumps({"format": FORMAT, **asdict(self)}).encode())
+        storage.replace_file(path, json.dumps({"format": RESULTS_FORMAT, **asdict(self)}).encode())
 
 
 def read(path: Path) -> Results:
@@ -56,9 +56,9 @@ def read(path: Path) -> Results:
         raise InputError(f"cannot read result file {path} ({error}): check the path") from error
     try:
         record = json.loads(text)
-        if record["format"] == FORMAT:
+        if record["format"] == RESULTS_FORMAT:
             runs = [Run(**run) for run in record["runs"]]
             return Results(setting=record["setting"], runs=runs, unavailable=record["unavailable"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is no result file, or damaged ({error!r}): run the comparison again") from error
-    raise InputError(f"{path} is of format {record['format']!r}, not {FORMAT!r}: run the comparison again")
+    raise InputError(f"{path} is of format {record['format']!r}, not {RESULTS_FORMAT!r}: run the comparison again")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
     from omnidraft.bench import compare
 
-SIZES = {"count": None, "max_new_tokens": 64, "repeats": 3}
+FULL = {"count": None, "max_new_tokens": 64, "repeats": 3}
 QUICK = {"count": 6, "max_new_tokens": 48, "repeats": 1}
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
-    for name, value in (QUICK if options.quick else SIZES).items():
+    for name, value in (QUICK if options.quick else FULL).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     Drafting(draft_length=options.draft_length)
@@ -193,8 +193,8 @@ def _add_compare(bench: flags.CommandParser) -> None:
     flags.add(parser, "--count", help="the first N prompts of each task (default: all)")
     listed = f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them"
     parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help=listed)
-    flags.add(parser, "--max-new-tokens", help=f"maximum tokens of an answer (default: {SIZES['max_new_tokens']})")
-    turns = f"times that every prompt is answered (default: {SIZES['repeats']})"
+    flags.add(parser, "--max-new-tokens", help=f"maximum tokens of an answer (default: {FULL['max_new_tokens']})")
+    turns = f"times that every prompt is answered (default: {FULL['repeats']})"
     parser.add_argument("--repeats", type=flags.at_least(1), metavar="N", help=turns)
     parser.add_argument("--draft-length", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")

@@ -22,7 +22,7 @@ from omnidraft.errors import NumericsError
 from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
 
-TAIL = 16  # ids that a drafter reads with the logits after them where others may wait: fewer take as long
+TAIL_IDS = 16  # ids that a drafter reads with the logits after them where others may wait: fewer take as long
 UNUSABLE = "the drafter's logits are NaN or infinite: check its weights, or use another drafter"
 
 
@@ -156,7 +156,7 @@ class Drafter:
     @property
     def _tail(self) -> int:
         """Ids at the end of a long text that are read with the logits that follow it."""
-        return min(TAIL, self.model.chunk) if self._beside else self.model.chunk
+        return min(TAIL_IDS, self.model.chunk) if self._beside else self.model.chunk
 
     def _catch_up(self) -> Passes[None]:
         """Read a long text, but for its end, in chunks, or their beginnings; what was read stays whatever happens."""

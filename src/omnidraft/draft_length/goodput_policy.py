@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXPLORATION = 3.0  # plain steps that an exploration may lose, beside the drafter's prefill; the first one twice that
 INTERVALS = 256, 512  # rounds to the next exploration: at first, and at most
-LENGTHS = 1, 2, 0  # shortest drafts of an exploration, in turns; 0 measures a plain step
+EXPLORED_LENGTHS = 1, 2, 0  # shortest drafts of an exploration, in turns; 0 measures a plain step
 PLAIN_EVERY = 48  # rounds after which one has no draft, to measure a plain step, and one has a draft in any case
 
 MEASURED = "calibrating"
@@ -102,7 +102,7 @@ class Goodput:
         elif self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and self._pays(chance):
             self._counts_alone, self.no_draft_reason = True, None  # explored is where they have nothing to say
         elif self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and not self._first and self._explores():
-            self._forced = LENGTHS[self._rounds % len(LENGTHS)]
+            self._forced = EXPLORED_LENGTHS[self._rounds % len(EXPLORED_LENGTHS)]
             self.no_draft_reason = None if self._forced else MEASURED
         elif self._rounds % PLAIN_EVERY == 0:  # a score whose tokens are never drawn would be misjudged for ever
             self._forced = 1

@@ -93,9 +93,8 @@ def not_a_model(folder: Path) -> str | None:
         return pointer_fault(str(pointer))
     there = {"config.json": (folder / "config.json").exists()}
     there["weights"] = any(next(folder.glob(f"*{suffix}"), None) for suffix in (".safetensors", ".bin"))
-    lacking = next(
-        (name for name, exists in there.items() if not exists), None
-    )  # collections of GGUF files have configs
+    # collections of GGUF files have configs
+    lacking = next((name for name, exists in there.items() if not exists), None)
     if lacking and (files := sorted(folder.glob(f"*{SUFFIX}"))):
         return f"folder {str(folder)!r} holds GGUF files and no {lacking}: give a file, as {str(files[0])!r}"
     return None

@@ -1,7 +1,7 @@
 """Matrices in 8 bits: integers with one scale a row, how they are rounded, and how a file holds them.
 
 In a file of this kind a matrix NAME (out, in) is int8 and has beside it NAME.scale, float32 (out); a row's weights are
-its integers times its scale.  Vectors are as they were.  The file's metadata says so, `FORMAT`.
+its integers times its scale.  Vectors are as they were.  The file's metadata says so, `INT8_FORMAT`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from omnidraft.errors import ModelError
 
 FILE = "model.int8.safetensors"  # another name than that of files which `transformers` reads: it knows no scales
-FORMAT = "omnidraft int8 rows"  # the entry "format" of the metadata
+INT8_FORMAT = "omnidraft int8 rows"  # the entry "format" of the metadata
 SCALE = ".scale"
 LARGEST = 127  # of a rounded weight
 

@@ -83,9 +83,10 @@ class Tensors(Mapping[str, torch.Tensor]):
         return counts
 
     def _set_scales_apart(self, version: object) -> None:
-        if version != int8_format.FORMAT:
+        if version != int8_format.INT8_FORMAT:
             raise ModelError(
-                f"{int8_format.FILE} of {self._source!r} is of format {version!r}: get one of {int8_format.FORMAT!r}"
+                f"{int8_format.FILE} of {self._source!r} is of format {version!r}: "
+                f"get one of {int8_format.INT8_FORMAT!r}"
             )
         self._scales = {name for name in self._files if name.endswith(int8_format.SCALE)}
         for name in self._scales:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import DynamicCache
 
 LONG = 64  # committed ids from which on a text gets a checkpoint near its end
-TAIL = 16  # ids after it: a chat template may write the end of a prompt anew in the next turn
+PROMPT_TAIL_IDS = 16  # ids after it: a chat template may write the end of a prompt anew in the next turn
 BEGINNINGS = 2  # checkpoints that stay for later requests
 
 
@@ -53,7 +53,7 @@ class Checkpoints:
         """
         committed, places = length + count - max(0, keep - 1), dict[int, bool]()
         if keep and committed - length >= LONG:
-            places[committed - TAIL] = True
+            places[committed - PROMPT_TAIL_IDS] = True
         elif keep > 1 and length > max((each.length for each in self._all), default=0):
             places[length] = False
         if length < self._parted < committed:

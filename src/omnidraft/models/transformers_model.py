@@ -19,7 +19,7 @@ from omnidraft.models.memory import raise_for_pass
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-CHUNK = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
+CHUNK_IDS = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
 SHARED_CHUNK, WORK = (
     16,
     2**34,
@@ -91,7 +91,7 @@ class TransformersModel(PretrainedModel):
     and reads what follows the first pass of a text token by token.
     """
 
-    chunk, joint, generates, rows_independent = CHUNK, False, True, False
+    chunk, joint, generates, rows_independent = CHUNK_IDS, False, True, False
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
@@ -99,7 +99,7 @@ class TransformersModel(PretrainedModel):
         weights = sum(each.numel() for each in model.parameters())
         # by the model alone, as logits depend on how a prompt is parted
         self.shared_chunk = (
-            min(CHUNK, max(SHARED_CHUNK, WORK // max(1, weights))) if self.device.type == "cpu" else CHUNK
+            min(CHUNK_IDS, max(SHARED_CHUNK, WORK // max(1, weights))) if self.device.type == "cpu" else CHUNK_IDS
         )
         self.precision = str(model.dtype).removeprefix("torch.")
         parameters = inspect.signature(model.forward).parameters
@@ -218,7 +218,7 @@ class TransformersSequence(CachedSequence):
         if self._checkpoints is not None:
             self._saves = self._checkpoints.places(self.length, count, keep)
             self._save()
-        ends = {*range(CHUNK, count, CHUNK), *(place - self.length for place in self._saves), count}
+        ends = {*range(CHUNK_IDS, count, CHUNK_IDS), *(place - self.length for place in self._saves), count}
         return sorted(ends - {0})
 
     def extend(self, count: int) -> None:

@@ -19,7 +19,7 @@ from omnidraft.errors import ProfileError
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 4  # raised whenever an older version could not read what is written
+PROFILE_FORMAT = 4  # raised whenever an older version could not read what is written
 ANSWER_TOKENS = "answer_tokens"  # the counter of tokens kept of earlier answers
 MANIFEST = "omnidraft_profile"  # its name in the header
 METADATA = "__metadata__"  # where a safetensors header holds what is no tensor
@@ -108,7 +108,7 @@ class Manifest:
 
     def encode(self) -> str:
         """Serialize to JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)})
+        return json.dumps({"format": PROFILE_FORMAT, **asdict(self)})
 
     @classmethod
     def decode(cls, data: bytes, size: int) -> Manifest:
@@ -124,9 +124,9 @@ class Manifest:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
             raise ProfileError("it has no manifest") from None
         if type(number) is not int or number < 1:
-            raise ProfileError(f"its format is {number!r}; it must be {FORMAT}")
-        if number > FORMAT:
-            raise LaterFormatError(f"its format is {number}, and this version reads {FORMAT}")
+            raise ProfileError(f"its format is {number!r}; it must be {PROFILE_FORMAT}")
+        if number > PROFILE_FORMAT:
+            raise LaterFormatError(f"its format is {number}, and this version reads {PROFILE_FORMAT}")
         tensors = {name: each for name, each in header.items() if name != METADATA}
         if strange := [name for name in tensors if name.partition(".")[0] not in GROUPS]:
             raise ProfileError(f"its tensor {strange[0]!r} is no part of a profile")

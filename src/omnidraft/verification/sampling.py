@@ -22,7 +22,7 @@ Sampler = Callable[[Probs], int]
 """Draws an index with probability proportional to non-negative weights, at least one of them positive."""
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 UNUSABLE = "logits or processed scores are NaN or infinite, finite ones are needed: check the model and its processors"
-BLOCK = 512  # weights a block, where an index is drawn from many
+BLOCK_WEIGHTS = 512  # weights a block, where an index is drawn from many
 
 
 class GeneratorSampler:
@@ -34,11 +34,11 @@ class GeneratorSampler:
     def __call__(self, weights: Probs) -> int:
         u = torch.rand((), dtype=torch.float64, device="cpu", generator=self._generator).item()
         first = 0
-        if len(weights) > 2 * BLOCK:  # first the block, then the index within it: no cumulative sum over the vocabulary
-            starts = np.arange(0, len(weights), BLOCK)
+        if len(weights) > 2 * BLOCK_WEIGHTS:  # first the block, then the index in it: no sums over the whole vocabulary
+            starts = np.arange(0, len(weights), BLOCK_WEIGHTS)
             block, u = _pick(np.add.reduceat(weights, starts, dtype=np.float64), u)
-            first = block * BLOCK
-            weights = weights[first : first + BLOCK]
+            first = block * BLOCK_WEIGHTS
+            weights = weights[first : first + BLOCK_WEIGHTS]
         return first + _pick(weights, u)[0]
 
 

@@ -29,7 +29,7 @@ from omnidraft.vllm.pair import RemotePair, fits
 
 UNSEEN = 32  # steps without a row after which it counts as ended
 IDLE = 8  # KV caches of the drafter that are kept for texts to come
-TAIL = 64  # tokens by which a row is known where it was a step ago
+TAIL_IDS = 64  # tokens by which a row is known where it was a step ago
 UNKNOWN = -1  # in place of a target token that the engine did not give
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -168,7 +168,7 @@ class Rows:
         rows: dict[int, Row] = {}
         for at in places:
             row = self._places.get(at)
-            if row is not None and len(row.request.ids) == len(texts[at]) and row.begins(texts[at], tail=TAIL):
+            if row is not None and len(row.request.ids) == len(texts[at]) and row.begins(texts[at], tail=TAIL_IDS):
                 rows[at] = row
         free = [row for row in self._rows if row not in rows.values()]
         for at in places:

@@ -17,7 +17,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import OUTSIDE, Described
 from omnidraft.models.gguf.header import QUANTIZATIONS, Header, Stamp, TensorInfo, changed
 
-CHUNK = 2**14  # entries that are dequantized at a time: 128 KiB and more are mapped anew each time, which takes longer
+CHUNK_ENTRIES = 2**14  # that are dequantized at a time: 128 KiB and more are mapped anew each time, which takes longer
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 Shapes = Mapping[str, tuple[int, ...]]
 RowsOf = Callable[[TensorInfo, int, int, int], np.ndarray[Any, Any]]
@@ -86,7 +86,7 @@ def _dequantized(info: TensorInfo, rows: int, rows_of: RowsOf) -> Iterator[np.nd
     from gguf.quants import dequantize
 
     kind = GGMLQuantizationType[QUANTIZATIONS[info.quantization][0]]
-    step = max(1, CHUNK // info.shape[-1])
+    step = max(1, CHUNK_ENTRIES // info.shape[-1])
     for start in range(0, rows, step):
         data = rows_of(info, rows, start, min(rows, start + step))
         with np.errstate(all="ignore"):  # what is no number is seen in the values

@@ -25,7 +25,7 @@ from omnidraft.models.transformers_model import PretrainedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CHUNK = 64  # ids of a text in one call of step.c: more take as long, and a call cannot be interrupted
+CHUNK_IDS = 64  # ids of a text in one call of step.c: more take as long, and a call cannot be interrupted
 DRAFTED = 0.75  # bytes of a weight in Q5_1
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -38,7 +38,7 @@ class NativeModel(PretrainedModel):
     that `drafts` to 5.  Raises ModelError for weights that are NaN or infinite, of another shape, or missing.
     """
 
-    chunk, shared_chunk, joint, generates, rows_independent = CHUNK, CHUNK, True, False, True
+    chunk, shared_chunk, joint, generates, rows_independent = CHUNK_IDS, CHUNK_IDS, True, False, True
     device = torch.device("cpu")
 
     def __init__(
@@ -101,7 +101,7 @@ class NativeModel(PretrainedModel):
 
     @torch.inference_mode()
     def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
-        """All in one call of step.c, but that it takes no more than CHUNK ids of a text at a time."""
+        """All in one call of step.c, but that it takes no more than CHUNK_IDS ids of a text at a time."""
         starts = [each.sequence.length for each in reads]
         try:
             return self._read(reads)
@@ -113,7 +113,7 @@ class NativeModel(PretrainedModel):
 
     def _read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
         kept: list[list[torch.Tensor]] = [[] for _ in reads]  # of each, outputs of the last layer
-        for begin in range(0, max((len(each.ids) for each in reads), default=0), CHUNK):
+        for begin in range(0, max((len(each.ids) for each in reads), default=0), CHUNK_IDS):
             self._read_joint(reads, begin, kept)
         rows = [row for each in kept for row in each]
         if not rows:
@@ -136,8 +136,8 @@ class NativeModel(PretrainedModel):
         return torch.from_numpy(values * weight.numpy() / np.sqrt(values @ values / len(values) + epsilon))
 
     def _read_joint(self, reads: Sequence[Read], begin: int, kept: list[list[torch.Tensor]]) -> None:
-        """Read up to CHUNK ids of each text, from `begin` on, and add the rows that are kept."""
-        chunks = [each.ids[begin : begin + CHUNK] for each in reads]
+        """Read up to CHUNK_IDS ids of each text, from `begin` on, and add the rows that are kept."""
+        chunks = [each.ids[begin : begin + CHUNK_IDS] for each in reads]
         texts = [cast("NativeSequence", each.sequence) for each in reads]
         for text, ids in zip(texts, chunks, strict=True):
             text.cache.reserve(text.length + len(ids))

@@ -30,7 +30,7 @@ from omnidraft.storage import cache_folder
 
 PRECISIONS = ("int8",)  # of weights that step.c takes
 WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c
-CHUNK = 1280  # columns, at most: of 8 inputs they fit in the innermost cache, 20 KB
+CHUNK_COLUMNS = 1280  # columns, at most: of 8 inputs they fit in the innermost cache, 20 KB
 MATRICES = 3  # of a group, at most, as in step.c
 ROWS8 = 24  # the kind of 8-bit integers with one scale a row, as in blocks.h
 PANEL = 16  # rows of matrices of other kinds that lie side by side, as in blocks.h
@@ -140,7 +140,7 @@ class Int8Group(Group):
 
     def __init__(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         out, columns = weight.shape
-        chunks = -(-columns // CHUNK)
+        chunks = -(-columns // CHUNK_COLUMNS)
         width = -(-columns // (chunks * WIDTH)) * WIDTH
         weights = torch.empty(chunks, out, width, dtype=torch.int8, device="cpu")
         scales = torch.empty(out, dtype=torch.float32, device="cpu")
