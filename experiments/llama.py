@@ -22,7 +22,7 @@ import torch
 from omnidraft.bench.interleaved import TimedAnswer
 from omnidraft.errors import InputError, ModelError
 from omnidraft.models.language_model import LanguageModel, SingleSequence
-from omnidraft.models.transformers_model import CHUNK
+from omnidraft.models.transformers_model import CHUNK_IDS
 from omnidraft.storage import cache_folder
 
 EXTRA = "pip install 'omnidraft[llama-cpp]'"
@@ -88,7 +88,7 @@ class LlamaModel(SingleSequence):
         after_size = described.value.decode().split(maxsplit=2)[-1]
         self.precision = after_size.removeprefix("(guessed) ")  # of a header that does not say it
         self._lib, self._place, self._memory = lib, place, lib.llama_get_memory(place)
-        self._batch = lib.llama_batch_init(CHUNK, 0, 1)
+        self._batch = lib.llama_batch_init(CHUNK_IDS, 0, 1)
         weakref.finalize(self, _release, lib, model, place, self._batch)
 
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
@@ -99,8 +99,8 @@ class LlamaModel(SingleSequence):
         if not 0 <= keep <= len(ids) or self.length + len(ids) > self.context:
             raise InputError(f"{self.length} + {len(ids)} tokens, {keep} kept: the cache holds {self.context}")
         kept = []
-        for start in range(0, len(ids), CHUNK):
-            chunk = ids[start : start + CHUNK]
+        for start in range(0, len(ids), CHUNK_IDS):
+            chunk = ids[start : start + CHUNK_IDS]
             rows = len(chunk) - max(0, len(ids) - keep - start)  # positions of this chunk whose logits are kept
             self._decode(chunk, rows)
             if rows > 0:

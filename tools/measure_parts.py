@@ -277,10 +277,10 @@ def matrices(path: Path, repeats: int = 7) -> None:
     began = time.process_time()
     model = NativeModel(skeleton, weights_of(path, skeleton))
     took = time.process_time() - began
-    layers = [each for name, each in model._parts.matrices.items() if ".layers." in name]  # noqa: SLF001
+    layers = [each for name, each in model._layer_weights.groups.items() if ".layers." in name]  # noqa: SLF001
     size = sum(each.nbytes for each in layers)
     inputs = {each.columns: torch.randn(16, each.columns) for each in layers}
-    memory = [part.numpy()[: len(part) // 8 * 8].view(np.int64) for each in layers for part, *_ in each.parts]
+    memory = [bits.numpy()[: len(bits) // 8 * 8].view(np.int64) for each in layers for bits, *_ in each.matrices]
 
     def seconds(action: Callable[[], object]) -> float:
         began = time.process_time()

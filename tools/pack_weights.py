@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.int8_format import FILE, FORMAT, packed
+from omnidraft.models.int8_format import FILE, INT8_FORMAT, packed
 from omnidraft.models.safetensors_files import Tensors
 from omnidraft.storage import replace_file
 
@@ -29,7 +29,7 @@ def pack(folder: Path, out: Path) -> None:
     from safetensors.torch import save
 
     with Tensors(str(folder), local=True) as weights:
-        data = save(packed(weights), metadata={"format": FORMAT})
+        data = save(packed(weights), metadata={"format": INT8_FORMAT})
     out.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if path.name == "tokenizer.json":  # more than half of it is spaces

@@ -38,7 +38,7 @@ from omnidraft.decoding.stream import Generation, Stream
 from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.batch_goodput import BatchCosts
-from omnidraft.draft_length.cost_model import PRIOR
+from omnidraft.draft_length.cost_model import PRIOR_COST
 from omnidraft.errors import ConfigError
 from omnidraft.models.beginnings import Beginnings
 from omnidraft.models.loading import LoadedModel, load_model
@@ -171,9 +171,9 @@ class OmniDraft:
         `template` holds variables of the chat template.  Each `logits_processor`, as in transformers, gets the ids so
         far (1, T) and the target's scores (1, V), and returns scores.  With `logprobs`, 0 to 20, records of
         `Stream.rounds` hold `TokenLogprobs` with that many tokens.  `extras` are for servers.  `should_stop` is called
-        between rounds and between parts of a long prompt; if it returns True, the answer ends, "interrupted".  `memory`
-        holds the earlier answers of one of several users, in place of the model's own.  `lane` is one of `lanes`, on
-        which the request runs.
+        between rounds and between chunks of a long prompt; if it returns True, the answer ends, "interrupted".
+        `memory` holds the earlier answers of one of several users, in place of the model's.  `lane` is one of `lanes`,
+        on which the request runs.
         `sampling` takes the fields of `config.Sampling`; `OmniDraft.sampling` has the defaults.
         """
         settings = settings_of(Sampling, asdict(self.sampling) | sampling, OPTIONS)
@@ -201,7 +201,7 @@ class OmniDraft:
         """
         if count < 1:
             raise ConfigError(f"count is {count}; it must be at least 1: use 1 or more")
-        batch = BatchCosts(PRIOR, count)
+        batch = BatchCosts(PRIOR_COST, count)
         return [Lane(self, batch, beginnings) for _ in range(count)]
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
@@ -275,9 +275,9 @@ def load(
     `config.LearningOptions`.  `dtype` (but for int8) and `device` are those of both models.  `warn` gets warnings, each
     a line.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
     """
-    own = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(LearningOptions))
+    parameters = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(LearningOptions))
     learning = {name: options.pop(name) for name in names(LearningOptions) if name in options}
-    drafting = drafting_of(options, own)
+    drafting = drafting_of(options, parameters)
     return assemble(
         target, drafter, drafting, learning, dtype=dtype, device=device, adapt=adapt, profile=profile, warn=warn
     )
@@ -377,16 +377,16 @@ def shared_drafter(drafter: OmniDraft, drafting: Drafting) -> tuple[LoadedModel,
     return drafter.adaptive.loaded, drafter.adaptive.shared
 
 
-def _processors(given: object) -> tuple[Processor, ...]:
+def _processors(processors: object) -> tuple[Processor, ...]:
     """The logits processors of a list of them; raises ConfigError for anything else."""
-    if given is None:
+    if processors is None:
         return ()
-    if not isinstance(given, Sequence):
-        fix = "put it into a list" if callable(given) else "give a list of processors"
-        raise ConfigError(f"logits_processor is of type {type(given).__name__}: {fix}")
-    if wrong := [each for each in given if not callable(each)]:
+    if not isinstance(processors, Sequence):
+        fix = "put it into a list" if callable(processors) else "give a list of processors"
+        raise ConfigError(f"logits_processor is of type {type(processors).__name__}: {fix}")
+    if wrong := [each for each in processors if not callable(each)]:
         raise ConfigError(f"logits_processor holds {wrong[0]!r}, which cannot be called: give a list of processors")
-    return tuple(given)
+    return tuple(processors)
 
 
 def _text_of_one(model: LoadedModel, token: int) -> str:

@@ -42,10 +42,10 @@ def attach_drafter(
     target: LoadedModel, vocab: Vocab, drafter: LoadedModel, drafting: Drafting, warn: Warn, shared: SharedDrafter
 ) -> AttachedDrafter:
     """Attach a drafter to a target whose vocabulary is `vocab`; the spelling table comes from the disk cache."""
-    own = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos, drafts=True)
-    speller = Speller(drafter.tokenizer, own)
-    table = read_table(own, vocab, speller, Speller(target.tokenizer, vocab), warn)
-    context = DrafterContext(table, vocab, own, speller)
+    drafter_vocab = read_vocab(drafter.tokenizer, drafter.lm.vocab_size, drafter.lm.eos, drafts=True)
+    speller = Speller(drafter.tokenizer, drafter_vocab)
+    table = read_table(drafter_vocab, vocab, speller, Speller(target.tokenizer, vocab), warn)
+    context = DrafterContext(table, vocab, drafter_vocab, speller)
     return AttachedDrafter(
         drafter=Drafter(shared.model),
         context=context,

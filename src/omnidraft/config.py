@@ -106,8 +106,8 @@ def biases(about: str) -> Any:
 
     def check(name: str, value: Any) -> Biases:
         with suppress(TypeError, ValueError):
-            given = value.items() if isinstance(value, Mapping) else ((token, bias) for token, bias in value)
-            pairs = [(_token(token), bias) for token, bias in given]
+            biases = value.items() if isinstance(value, Mapping) else ((token, bias) for token, bias in value)
+            pairs = [(_token(token), bias) for token, bias in biases]
             if all(
                 _is_a(Integral, token) and token >= 0 and _is_a(Real, bias) and abs(bias) <= MAX_NUMBER
                 for token, bias in pairs
@@ -119,9 +119,9 @@ def biases(about: str) -> Any:
     return _field((), about, check)
 
 
-def _token(given: object) -> Any:
+def _token(key: object) -> Any:
     """A token's id, which the keys of JSON write as text; anything else as it is."""
-    return int(given) if isinstance(given, str) and given.isascii() and given.isdecimal() else given
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
 
 
 def _field(default: Any, about: str, check: Callable[[str, Any], Any], none: str | None = None) -> Any:
@@ -321,16 +321,16 @@ class Learning(LearningOptions):
 
 def stop_strings(stop: object) -> tuple[str, ...]:
     """One or several stop strings as a tuple; raises ConfigError for anything else."""
-    given = () if stop is None else (stop,) if isinstance(stop, str) else stop
-    if not isinstance(given, Collection) or isinstance(given, Mapping | bytes | bytearray):
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, Collection) or isinstance(strings, Mapping | bytes | bytearray):
         raise ConfigError(
             f"stop is {shown(stop)}; it must be a string or a list of strings: leave it out for none", option="stop"
         )
-    if not all(isinstance(end, str) and end for end in given):
+    if not all(isinstance(end, str) and end for end in strings):
         raise ConfigError(
             f"stop is {shown(stop)}; it must be strings that are not empty: leave it out for none", option="stop"
         )
-    return tuple(given)
+    return tuple(strings)
 
 
 def names(cls: type[DataclassInstance]) -> list[str]:
@@ -338,18 +338,18 @@ def names(cls: type[DataclassInstance]) -> list[str]:
     return [f.name for f in fields(cls)]
 
 
-def settings_of(cls: type[SettingsT], keywords: Mapping[str, Any], own: Sequence[str] = ()) -> SettingsT:
-    """Settings from the keywords of a call with the parameters `own`; raises ConfigError for an unknown one."""
-    known = [*names(cls), *own]
+def settings_of(cls: type[SettingsT], keywords: Mapping[str, Any], parameters: Sequence[str] = ()) -> SettingsT:
+    """Settings from the keywords of a call with these other `parameters`; raises ConfigError for an unknown one."""
+    known = [*names(cls), *parameters]
     for name in keywords:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}: {_home(name) or suggestion(name, known)}", option=name)
     return cls(**keywords)
 
 
-def drafting_of(options: Mapping[str, Any], own: Sequence[str] = ()) -> Drafting:
+def drafting_of(options: Mapping[str, Any], parameters: Sequence[str] = ()) -> Drafting:
     """The settings that these fields of `DraftingOptions` give; arguments and errors as for `settings_of`."""
-    return Drafting(**asdict(settings_of(DraftingOptions, options, own)))
+    return Drafting(**asdict(settings_of(DraftingOptions, options, parameters)))
 
 
 def _home(name: str) -> str | None:

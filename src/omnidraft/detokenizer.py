@@ -17,7 +17,7 @@ class Detokenizer:
     what the tokenizer decodes prompt and answer to, less what it decodes the prompt to, special tokens skipped and
     no spaces cleaned up.
 
-    What a tokenizer makes of bytes that are no UTF-8 is part of that.  Byte-level ones write one U+FFFD for each
+    What a tokenizer makes of bytes that are no UTF-8 belongs to that.  Byte-level ones write one U+FFFD for each
     broken sequence.  SentencePiece ones take a run of byte tokens as a whole, and write one U+FFFD for each of them
     if anything in it is broken: `fallback` are the ids of those tokens, and a run is held back to its end.  They also
     drop the space that opens a text: `opening` says what the tokenizer makes of a text of one token.
@@ -117,9 +117,9 @@ class StopStrings:
         for count, token in enumerate(ids, 1):
             self._held += self._text.feed([token])
             whole = self._held + self._text.ending()
-            if found := self._strings.search(whole):
+            if stop := self._strings.search(whole):
                 self._held, self._stopped = "", True
-                return whole[: found.start()], count
+                return whole[: stop.start()], count
         length = len(self._held) - self._begun()
         ready, self._held = self._held[:length], self._held[length:]
         return ready, None

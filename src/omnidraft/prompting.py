@@ -59,10 +59,10 @@ def usable(text: str) -> str:
 
 
 def _are_messages(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
-    given: object = prompt
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+    messages: object = prompt
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         return False
-    return any(isinstance(each, Mapping) for each in given)
+    return any(isinstance(each, Mapping) for each in messages)
 
 
 def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
@@ -155,5 +155,5 @@ def _integer(token: Any, place: int) -> int:
             raise TypeError
         return operator.index(token)
     except TypeError:
-        found = f"{reprlib.repr(token)} at place {place}"
-        raise PromptError(f"the prompt holds {found}, which is no token id: give integers, or text") from None
+        entry = f"{reprlib.repr(token)} at place {place}"
+        raise PromptError(f"the prompt holds {entry}, which is no token id: give integers, or text") from None

@@ -46,9 +46,9 @@ def _platform_folder(kind: str) -> Path:
 
 
 @cache  # a relative path is that of the working directory in which it was first used
-def _home(given: str) -> Path:
+def _home(path: str) -> Path:
     """The folder that `OMNIDRAFT_HOME` names, absolute; `~` is the home folder, and `~name` of no user is a name."""
-    return Path(os.path.abspath(os.path.expanduser(given)))  # noqa: PTH100, PTH111  those of Path raise
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111  those of Path raise
 
 
 def fitting(name: str, more: int) -> str:

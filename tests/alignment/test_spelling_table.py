@@ -296,7 +296,7 @@ def test_a_file_of_another_format_or_pair_is_built_anew(tmp_path: Path, monkeypa
     assert same(table)
     assert "another pair" in warning
     with monkeypatch.context() as patch:
-        patch.setattr(spelling, "FORMAT", "0")
+        patch.setattr(spelling, "TABLE_FORMAT", "0")
         load(tmp_path)
     (other,) = (path for path in tmp_path.iterdir() if path.name != FILE)
     other.replace(tmp_path / FILE)

@@ -12,12 +12,12 @@ import pytest
 
 import omnidraft
 from omnidraft.api import OmniDraft
-from omnidraft.decoding.drafter import TAIL
+from omnidraft.decoding.drafter import TAIL_IDS
 from omnidraft.decoding.schedule import CHUNK_S, DRAFTERS_S, EVERY, Step, step_together
 from omnidraft.decoding.stream import Stream
 from omnidraft.models.language_model import Read
 from omnidraft.models.native.model import NativeModel
-from omnidraft.models.transformers_model import CHUNK, SHARED_CHUNK, TransformersModel
+from omnidraft.models.transformers_model import CHUNK_IDS, SHARED_CHUNK, TransformersModel
 from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step
 from support.reads import watch
@@ -89,7 +89,7 @@ def test_an_answer_goes_on_beside_long_prompts(
         gaps.append(clock.now - began)
     assert len(gaps) > 10
     # a part of a prompt, a round of three with two steps of the drafter, and what drafters read of long texts
-    most = CHUNK_S + 3 * (3 * PASS_S + 6 * ID_S) + DRAFTERS_S + 3 * TAIL * ID_S
+    most = CHUNK_S + 3 * (3 * PASS_S + 6 * ID_S) + DRAFTERS_S + 3 * TAIL_IDS * ID_S
     assert max(gaps[1:]) < most < 512 * ID_S / 2
     for stream in reading:
         "".join(stream)
@@ -120,7 +120,7 @@ def test_parts_are_the_same_whoever_waits_where_rows_depend_on_each_other(
 
 def test_parts_are_of_the_size_that_a_model_can_read_in_time(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(target, None, "float32", draft_length=0).target.lm
-    assert model.shared_chunk == CHUNK, "a small one reads many"
+    assert model.shared_chunk == CHUNK_IDS, "a small one reads many"
     weights = model.model.num_parameters()
     monkeypatch.setattr("omnidraft.models.transformers_model.WORK", 100 * weights)
     assert TransformersModel(model.model).shared_chunk == 100

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 import omnidraft
 from omnidraft import defaults, zoo
 from omnidraft.errors import ModelError
-from omnidraft.models.int8_format import FILE, FORMAT, SCALE
+from omnidraft.models.int8_format import FILE, INT8_FORMAT, SCALE
 from support.models import one_line
 from support.project_files import shared
 
@@ -89,7 +89,7 @@ def test_weights_are_in_8_bits_and_small() -> None:
         size += sum(file.stat().st_size for file in zoo.path(name).iterdir())
         assert [file.name for file in zoo.path(name).glob("*.safetensors")] == [FILE]
         with safe_open(zoo.path(name) / FILE, "pt") as file:
-            assert file.metadata() == {"format": FORMAT}
+            assert file.metadata() == {"format": INT8_FORMAT}
             for key in file.keys():  # noqa: SIM118  no dict: it has no __iter__
                 part = file.get_slice(key)
                 matrix = len(part.get_shape()) == 2

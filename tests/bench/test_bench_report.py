@@ -11,7 +11,7 @@ import pytest
 
 from omnidraft.bench import report
 from omnidraft.bench.output import down
-from omnidraft.bench.records import FORMAT, Results, Run, read
+from omnidraft.bench.records import RESULTS_FORMAT, Results, Run, read
 from omnidraft.cli import main as cli
 from support.command_line import one_error
 
@@ -168,9 +168,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ("text", "why"),
     [
         *((text, "a.json is no result file, or damaged") for text in ("", "hello", "[1]", "3", "{}", "[" * 100_000)),
-        (f'{{"format": "{FORMAT}"}}', "a.json is no result file, or damaged (KeyError('runs')): run the comparison"),
-        (f'{{"format": "{FORMAT}", "runs": [{{"seconds": 1}}]}}', "a.json is no result file, or damaged"),
-        (f'{{"format": "{FORMAT}0"}}', f"a.json is of format '{FORMAT}0', not '{FORMAT}': run the comparison again"),
+        (
+            f'{{"format": "{RESULTS_FORMAT}"}}',
+            "a.json is no result file, or damaged (KeyError('runs')): run the comparison",
+        ),
+        (f'{{"format": "{RESULTS_FORMAT}", "runs": [{{"seconds": 1}}]}}', "a.json is no result file, or damaged"),
+        (
+            f'{{"format": "{RESULTS_FORMAT}0"}}',
+            f"a.json is of format '{RESULTS_FORMAT}0', not '{RESULTS_FORMAT}': run the comparison again",
+        ),
         ("\udcff", "cannot read result file"),
     ],
 )

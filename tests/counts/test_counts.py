@@ -17,10 +17,17 @@ from omnidraft.counts import counts as module
 from omnidraft.counts import token_index
 from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.counts.counts import Counts, Guess
-from omnidraft.counts.hit_rates import DISCOUNT, GUESS_KINDS, OCCURRENCE_EDGES, PRIOR, SHARE_EDGES, kind_of
-from omnidraft.counts.token_index import BOUNDARY, LENGTHS, LONGEST, TokenIndex
+from omnidraft.counts.hit_rates import (
+    GUESS_DISCOUNT,
+    GUESS_KINDS,
+    OCCURRENCE_EDGES,
+    PRIOR_GUESSES,
+    SHARE_EDGES,
+    kind_of,
+)
+from omnidraft.counts.token_index import BOUNDARY, LONGEST, MATCH_LENGTHS, TokenIndex
 
-RATE = PRIOR[0] / PRIOR[1]  # of a kind of which no guess was judged
+RATE = PRIOR_GUESSES[0] / PRIOR_GUESSES[1]  # of a kind of which no guess was judged
 REPEATED = [1, 2, 3, 4, 5, 1, 2]  # after it comes 3
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 LEARNED = st.lists(st.tuples(st.integers(0, GUESS_KINDS - 1), st.booleans()), max_size=200)
@@ -109,7 +116,7 @@ def test_a_longer_match_counts_until_it_was_wrong_more_often() -> None:
 def test_kinds_are_distinct() -> None:
     found = {
         kind_of(level, share, number)
-        for level in range(len(LENGTHS))
+        for level in range(len(MATCH_LENGTHS))
         for share in (0.1, *SHARE_EDGES)
         for number in (1, *OCCURRENCE_EDGES)
     }
@@ -138,12 +145,14 @@ def test_the_chance_is_the_discounted_rate_of_its_kind(outcomes: list[bool]) -> 
     for right in outcomes:
         memory.rates.learn(guess.kind, right=right)
         memory.rates.learn((guess.kind + 1) % GUESS_KINDS, right=not right)  # of no concern
-    weights = [DISCOUNT**age for age in reversed(range(len(outcomes)))]
-    oldest = DISCOUNT ** len(outcomes)
+    weights = [GUESS_DISCOUNT**age for age in reversed(range(len(outcomes)))]
+    oldest = GUESS_DISCOUNT ** len(outcomes)
     right_ones = sum(weight for weight, right in zip(weights, outcomes, strict=True) if right)
     after = counts.guess(text)
     assert after is not None
-    assert after.chance == pytest.approx((PRIOR[0] * oldest + right_ones) / (PRIOR[1] * oldest + sum(weights)))
+    assert after.chance == pytest.approx(
+        (PRIOR_GUESSES[0] * oldest + right_ones) / (PRIOR_GUESSES[1] * oldest + sum(weights))
+    )
 
 
 class Judged(Counts):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.counts import token_index
-from omnidraft.counts.token_index import BOUNDARY, LENGTHS, LONGEST, VISITED, TokenIndex
+from omnidraft.counts.token_index import BOUNDARY, LONGEST, MATCH_LENGTHS, VISITED, TokenIndex
 
 TOKENS = st.lists(st.sampled_from([0, 1, 2, BOUNDARY]), max_size=60)
 TEXT = st.lists(st.integers(0, 2), max_size=LONGEST + 2)
@@ -19,7 +19,7 @@ TEXTS = [[first, second, third] for first in range(3) for second in range(3) for
 def by_search(held: list[int], text: list[int]) -> list[list[int]]:
     """What followed the end of a text, for each length of a match, by comparing every position."""
     found = []
-    for length in LENGTHS:
+    for length in MATCH_LENGTHS:
         ends = [end for end in reversed(range(length, len(held))) if held[end - length : end] == text[-length:]]
         of_length = [held[end] for end in ends if held[end] != BOUNDARY and length <= len(text)]
         if of_length:
@@ -105,8 +105,8 @@ def test_a_match_may_begin_with_the_oldest_token() -> None:
 
 def test_a_match_may_lie_across_the_end_of_the_ring() -> None:
     index = filled([9, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8], 9)
-    assert index.followers([1, 2, 3, 4, 5, 6, 7]) == [[8]] * len(LENGTHS)
-    assert index.followers([0, 2, 3, 4, 5, 6, 7]) == [[8]] * (len(LENGTHS) - 1)
+    assert index.followers([1, 2, 3, 4, 5, 6, 7]) == [[8]] * len(MATCH_LENGTHS)
+    assert index.followers([0, 2, 3, 4, 5, 6, 7]) == [[8]] * (len(MATCH_LENGTHS) - 1)
 
 
 def test_texts_of_one_chain_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

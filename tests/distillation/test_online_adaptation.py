@@ -26,7 +26,7 @@ from omnidraft.distillation.online_adaptation import Adaptation, Learned, Learne
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters, Trainer
 from omnidraft.errors import OmniDraftError
-from omnidraft.models.native.weights import RoundedWeights
+from omnidraft.models.native.weights import PackedWeights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import Sampler, tempered
@@ -299,7 +299,7 @@ def test_the_background_learns_what_inline_learns() -> None:
             adaptation.flush(lambda: waited.append(1))
         states.append(adaptation.state)
         assert learner.counters.updates == 4
-        assert isinstance(adaptation._weights, RoundedWeights) == (background and rounds)  # noqa: SLF001
+        assert isinstance(adaptation._weights, PackedWeights) == (background and rounds)  # noqa: SLF001
         adaptation.load_weights()
         base = dict(setting.source.model.named_parameters())
         again = SharedDrafter(setting.source).lend(merged(base, parted(adaptation.state)[0]))

@@ -7,14 +7,14 @@ import random
 import pytest
 
 from omnidraft.draft_length.batch_goodput import BatchCosts, RowGoodput
-from omnidraft.draft_length.cost_model import PRIOR
+from omnidraft.draft_length.cost_model import PRIOR_COST
 
 ROW, TOKEN, STEP, PLAIN_S = 0.15, 0.12, 0.1, 0.01  # in plain steps of one row, and seconds of one
 
 
 def measured(rows: list[int], passes: int = 600, accepted: float = 0.5, batch: BatchCosts | None = None) -> BatchCosts:
     """Costs of passes with these numbers of rows in turns, of which each drafts up to two tokens."""
-    draw, batch = random.Random(1), batch or BatchCosts(PRIOR)
+    draw, batch = random.Random(1), batch or BatchCosts(PRIOR_COST)
     for number in range(passes):
         batch.rows = count = rows[number * len(rows) // passes]
         proposed = sum(draw.randint(0, 2) for _ in range(count))
@@ -42,7 +42,7 @@ def test_a_row_and_a_draft_token_have_costs_of_their_own() -> None:
 
 def test_of_a_single_row_the_costs_are_those_of_a_request_alone() -> None:
     batch = measured([1])
-    assert batch.costs.rows.weights == [PRIOR], "nothing was to be learned of others"
+    assert batch.costs.rows.weights == [PRIOR_COST], "nothing was to be learned of others"
     assert batch.rate == 1
     assert batch.costs.tokens.of(1) == pytest.approx(TOKEN, rel=0.25)
 
@@ -54,7 +54,7 @@ def test_goodput_follows_the_rows_of_the_pass_at_once() -> None:
     eight = batch.goodput
     batch.rows = 1
     assert batch.goodput == pytest.approx(eight * (1 + batch.costs.rows(7)) / 8)
-    assert measured([8], accepted=0.0).goodput == pytest.approx(8 / (1 + 7 * PRIOR)), "no less than without drafts"
+    assert measured([8], accepted=0.0).goodput == pytest.approx(8 / (1 + 7 * PRIOR_COST)), "no less than without drafts"
 
 
 def test_the_more_rows_the_more_a_draft_has_to_gain() -> None:

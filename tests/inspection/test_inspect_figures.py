@@ -13,8 +13,8 @@ import torch
 
 from omnidraft.alignment.spelling_table import SpellingTable, build_table
 from omnidraft.alignment.vocab import Speller, read_vocab
-from omnidraft.draft_length.cost_model import CONTEXT, LAPS, SIZES, CostModel, PassTimes, time_passes
-from omnidraft.inspection.report import LENGTHS, acceptance_at, break_evens
+from omnidraft.draft_length.cost_model import CONTEXT, LAPS, PASS_SIZES, CostModel, PassTimes, time_passes
+from omnidraft.inspection.report import DRAFT_LENGTHS, acceptance_at, break_evens
 from omnidraft.inspection.vocabularies import Language, Spellings, specials, spellings, vocabulary
 from omnidraft.models.language_model import SingleSequence
 from support.tokenizer_families import BY_HAND, family
@@ -111,7 +111,7 @@ def test_special_tokens_become_what_the_drafter_reads() -> None:
 # ------------------------------------------------------------ break-even
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", DRAFT_LENGTHS)
 def test_the_break_even_is_the_root_of_the_polynomial(length: int) -> None:
     for cost in np.linspace(1.01, 1 + length - 0.01, 7).tolist():
         acceptance = acceptance_at(cost, length)
@@ -129,7 +129,7 @@ def test_the_edges_of_the_break_even() -> None:
 def test_the_cost_of_a_round_is_linear_in_what_was_measured() -> None:
     times = PassTimes(target={1: 10.0, 2: 12.0, 3: 13.0, 5: 15.0}, drafter=1.0, context=64, laps=5)
     rows = break_evens(CostModel.profiled(times))
-    assert [one.length for one in rows] == list(LENGTHS)
+    assert [one.length for one in rows] == list(DRAFT_LENGTHS)
     assert [one.cost for one in rows] == pytest.approx([1.3, 1.5, 1.9, 2.7])
     assert [one.best for one in rows] == pytest.approx([2 / 1.3, 3 / 1.5, 5 / 1.9, 9 / 2.7])
     falling = PassTimes(target={1: 10.0, 2: 9.0, 3: 8.0}, drafter=1.0, context=64, laps=5)
@@ -164,7 +164,7 @@ def test_steps_are_measured_warm_after_a_short_context() -> None:
     # the pass over the context and those of the first lap are slow
     target, drafter = Clocked(clock, 5e-3, 1e-3, slow=6), Clocked(clock, 1e-3, 2e-4, slow=5)
     steps = time_passes(target, drafter, clock=lambda: clock[0])
-    assert steps.target == pytest.approx({size: 5e-3 + 1e-3 * size for size in SIZES})
+    assert steps.target == pytest.approx({size: 5e-3 + 1e-3 * size for size in PASS_SIZES})
     assert steps.drafter == pytest.approx(1.2e-3)
     assert (steps.context, steps.laps) == (CONTEXT, LAPS)  # the slow ones took all the time there is
     assert (target.length, drafter.length) == (CONTEXT, CONTEXT)
@@ -179,8 +179,8 @@ class Slowing(Clocked):
     def forward(self, ids: Sequence[int], keep: int) -> torch.Tensor:
         began = self.clock[0]
         logits = super().forward(ids, keep)
-        self.lap += len(ids) == SIZES[0]
-        interrupted = 3.0 if len(ids) == SIZES[0] and self.lap in (2, 3, 4, 5) else 1.0
+        self.lap += len(ids) == PASS_SIZES[0]
+        interrupted = 3.0 if len(ids) == PASS_SIZES[0] and self.lap in (2, 3, 4, 5) else 1.0
         self.clock[0] = began + (self.clock[0] - began) * (1 + self.lap) * interrupted
         return logits
 

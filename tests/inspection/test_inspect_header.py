@@ -13,7 +13,7 @@ import pytest
 from omnidraft.cli import main as cli
 from omnidraft.models.families import BY_TYPE, FAMILIES, OTHERS
 from omnidraft.models.gguf.architectures import ARCHITECTURES
-from omnidraft.models.gguf.header import read_part
+from omnidraft.models.gguf.header import read_shard
 from support.gguf_models import MODELS, write_model
 from support.project_files import ROOT, tool
 
@@ -22,7 +22,7 @@ Captured = pytest.CaptureFixture[str]
 
 def header_alone(path: Path) -> Path:
     """The file cut where its tensors begin."""
-    begin = min(info.start for info in read_part(path).tensors.values())
+    begin = min(info.start for info in read_shard(path).tensors.values())
     path.write_bytes(path.read_bytes()[:begin])
     return path
 

@@ -28,9 +28,9 @@ static int matrices(void) {
         uint8_t *panels = of_bytes(packed_bytes(kind, out, in));
         if (!pack_rows(kind, raw, NULL, out, in, panels, threads)) return 3;
         free(raw);
-        Matrices one = {.part = {{panels, NULL, NULL, out, in, 0, 0, kind}}, .parts = 1, .out = out};
-        unpack_rows(one.part, ids, out, values);
-        if (apply_matrices(&one, NULL, 0, 0, 0, x, rows, y, threads) != DONE) return 4;
+        Group one = {.matrix = {{panels, NULL, NULL, out, in, 0, 0, kind}}, .count = 1, .out = out};
+        unpack_rows(one.matrix, ids, out, values);
+        if (apply_group(&one, NULL, 0, 0, 0, x, rows, y, threads) != DONE) return 4;
         fwrite(values, sizeof *values, out * in, stdout);
         fwrite(y, sizeof *y, all, stdout);
         free(panels), free(x), free(values), free(y), free(ids);

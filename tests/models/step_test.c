@@ -43,7 +43,7 @@ static float random_number(void) {
     return (float)(state >> 8) / (1 << 24) - 0.5f;
 }
 
-static Matrices matrix(int64_t out, int64_t in) {
+static Group group_of(int64_t out, int64_t in) {
     int64_t chunks = in > WIDTH ? 2 : 1, width = (in + chunks * WIDTH - 1) / (chunks * WIDTH) * WIDTH;
     int8_t *weights = calloc(out * chunks * width, 1);
     float *scales = calloc(out, sizeof *scales);
@@ -52,7 +52,7 @@ static Matrices matrix(int64_t out, int64_t in) {
         for (int64_t i = 0; i < in; i++)
             weights[(i / width * out + o) * width + i % width] = (int8_t)(random_number() * 254);
     }
-    return (Matrices){.part = {{weights, scales, NULL, out, in, chunks, width, ROWS8}}, .parts = 1, .out = out};
+    return (Group){.matrix = {{weights, scales, NULL, out, in, chunks, width, ROWS8}}, .count = 1, .out = out};
 }
 
 static void start(Text *text) {
@@ -128,16 +128,16 @@ int main(int count, char **arguments) {
             angles[t][COLUMNS - 1] = 1 + t / BLOCK;
         }
     for (int i = 0; i < LAYERS; i++)
-        layers[i] = (Layer){.qkv = matrix(QUEUE, HIDDEN), .output = matrix(HIDDEN, HEADS * SIZE),
-                            .gate_up = matrix(2 * INNER, HIDDEN), .down = matrix(HIDDEN, INNER),
+        layers[i] = (Layer){.qkv = group_of(QUEUE, HIDDEN), .output = group_of(HIDDEN, HEADS * SIZE),
+                            .gate_up = group_of(2 * INNER, HIDDEN), .down = group_of(HIDDEN, INNER),
                             .window = i ? BLOCK + 9 : 0};
     for (int kind = 0; kind < KINDS; kind++) {
         choose_kind(kind);
         check_passes(kind);
     }
     for (int i = 0; i < LAYERS; i++) {
-        Matrices *all[] = {&layers[i].qkv, &layers[i].output, &layers[i].gate_up, &layers[i].down};
-        for (int k = 0; k < 4; k++) free((void *)all[k]->part->weights), free((void *)all[k]->part->scales);
+        Group *all[] = {&layers[i].qkv, &layers[i].output, &layers[i].gate_up, &layers[i].down};
+        for (int k = 0; k < 4; k++) free((void *)all[k]->matrix->weights), free((void *)all[k]->matrix->scales);
     }
     return 0;
 }
@@ -154,7 +154,7 @@ static void check_passes(int kind) {
     for (int i = 0; i < TOKENS * HIDDEN; i++) CHECK(isfinite(text->x[i / HIDDEN][i % HIDDEN]));
     for (int i = 0; i < 1000; i++) { /* the number of threads changes from call to call */
         float y[3][HIDDEN];
-        CHECK(apply_matrices(&layers->output, ones, kind == 2, 1e-5f, 3, rows[0], 1, *y, i % 3 ? 2 : 8) == DONE);
+        CHECK(apply_group(&layers->output, ones, kind == 2, 1e-5f, 3, rows[0], 1, *y, i % 3 ? 2 : 8) == DONE);
     }
 
     /* two callers at once, one of whom has the threads */
@@ -195,7 +195,7 @@ static void check_passes(int kind) {
         CHECK(read_tokens(layers, &shape, &text->cache, 0, *rows, 1, 2) == DONE);
         float y[HIDDEN], wide[2 * INNER];
         for (int k = 0; k < 2 * INNER; k++) wide[k] = edges[i];
-        CHECK(apply_matrices(&layers->output, NULL, 0, 0, 0, wide, 1, y, 1) == DONE);
+        CHECK(apply_group(&layers->output, NULL, 0, 0, 0, wide, 1, y, 1) == DONE);
         CHECK(i == 0 ? y[0] == 0 : i < 4 ? isfinite(y[0]) : i == 4 || !isfinite(y[0])); /* products of the fifth are too large */
     }
 
@@ -209,6 +209,6 @@ static void check_passes(int kind) {
     }
     CHECK(failures == 3);
     left = 0;
-    CHECK(apply_matrices(&layers->output, NULL, 0, 0, 0, *x, 1, *rows, 1) == NO_MEMORY);
+    CHECK(apply_group(&layers->output, NULL, 0, 0, 0, *x, 1, *rows, 1) == NO_MEMORY);
     stop(text);
 }

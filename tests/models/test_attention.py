@@ -14,7 +14,7 @@ from omnidraft.models.language_model import Read
 from omnidraft.models.native import step as native
 from omnidraft.models.native.kv_cache import KVBlocks
 from omnidraft.models.native.model import NativeModel, NativeSequence
-from omnidraft.models.native.step import BLOCK, LANES, Rounded, Shape
+from omnidraft.models.native.step import BLOCK, LANES, Int8Group, Shape
 from omnidraft.models.transformers_model import TransformersSequence
 from support.compilers import compiled_with, looked_for_anew, needs_the_8_bit_step
 from support.exact_models import HalfModel, native_step
@@ -53,7 +53,7 @@ def both(kind: str) -> tuple[TransformersSequence, NativeSequence]:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
-                parameter.copy_(Rounded("it", parameter).rows(range(len(parameter))))
+                parameter.copy_(Int8Group("it", parameter).rows(range(len(parameter))))
     source = HalfModel(model)
     fast = native_step(source).new_sequence()
     source.model.double()
@@ -171,7 +171,7 @@ def test_want_of_memory_is_named_and_changes_nothing(tmp_path: Path) -> None:
     text = ids(20)
     expected = fast.forward(text, 1)
     fast.crop(19)
-    matrix, header = Rounded("it", torch.ones(3, 3)), tmp_path / "refuses.h"
+    matrix, header = Int8Group("it", torch.ones(3, 3)), tmp_path / "refuses.h"
     header.write_text("#include <stdlib.h>\n#define aligned_alloc(alignment, size) ((void)(size), (void *)0)\n")
     with compiled_with("-include", str(header)):
         for model in (fast.forward, lambda *_: matrix(torch.ones(1, 3))):

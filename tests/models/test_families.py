@@ -22,7 +22,7 @@ from omnidraft.models.gguf.architectures import ARCHITECTURES
 from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
 from omnidraft.models.native.model import NativeModel, NativeSequence, unsupported_reason
-from omnidraft.models.native.step import Rounded
+from omnidraft.models.native.step import Int8Group
 from omnidraft.models.safetensors_files import Tensors
 from omnidraft.models.transformers_model import TransformersModel, check_supported
 from support.compilers import compiled_with, needs_the_8_bit_step
@@ -252,7 +252,7 @@ def test_other_processors_compute_the_same_bits(flags: tuple[str, ...]) -> None:
     models = {name: native_of(name) for name in CASES}
     given = {name: model.new_sequence().forward(IDS, len(IDS)) for name, model in models.items()}
     torch.manual_seed(0)
-    matrix, x = Rounded("it", torch.randn(37, 1030), torch.randn(37)), torch.randn(13, 1030)
+    matrix, x = Int8Group("it", torch.randn(37, 1030), torch.randn(37)), torch.randn(13, 1030)
     products = matrix(x)
     with compiled_with(*flags):
         for name, model in models.items():
@@ -325,7 +325,7 @@ def test_weights_are_read_from_safetensors(name: str, size: str, tmp_path: Path)
         skeleton = type(source.model)(source.model.config)
     with Tensors(str(tmp_path), local=True) as weights:
         model = NativeModel(skeleton, weights)
-        again = model.with_weights(model.rounded_weights())  # as a drafter's come from another process
+        again = model.with_weights(model.packed_weights())  # as a drafter's come from another process
     assert (model.device.type, model.precision) == ("cpu", "int8")
     given = model.new_sequence().forward(IDS, 40)
     assert torch.equal(given, native_of(name).new_sequence().forward(IDS, 40))

@@ -9,13 +9,13 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.families import BY_TYPE, FAMILIES
-from omnidraft.models.gguf import split_files as parts
+from omnidraft.models.gguf import split_files
 from omnidraft.models.gguf.native_weights import held_bytes
 from omnidraft.models.loading import load_model
 from omnidraft.models.native import packed_matrices
 from omnidraft.models.native.model import NativeModel
-from omnidraft.models.native.packed_matrices import InFile, Packed
-from omnidraft.models.native.step import Rounded
+from omnidraft.models.native.packed_matrices import BlockGroup, StoredEmbedding
+from omnidraft.models.native.step import Int8Group
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import MIXED, MODELS, file_of
 from support.models import IDS, refused
@@ -46,10 +46,10 @@ def test_the_logits_are_those_of_the_values_of_the_file(architecture: str, tied:
     given, wanted = (each.new_sequence().forward(IDS, len(IDS)) for each in (model, plain))
     # without norms of heads, and with a larger factor, Gemma 2's attention is so sharp that roundings grow by layers
     assert float((given - wanted).norm() / wanted.norm()) < (0.1 if architecture == "gemma2" else 0.03)
-    weights, parts = plain.model.state_dict(), model._parts  # noqa: SLF001
-    assert set(parts.in_file) == (set() if plain.model.config.tie_word_embeddings else {"model.embed_tokens"})
-    for name, matrix in (parts.matrices | parts.in_file).items():
-        assert isinstance(matrix, Packed | InFile)
+    weights, ours = plain.model.state_dict(), model._layer_weights  # noqa: SLF001
+    assert set(ours.in_file) == (set() if plain.model.config.tie_word_embeddings else {"model.embed_tokens"})
+    for name, matrix in (ours.groups | ours.in_file).items():
+        assert isinstance(matrix, BlockGroup | StoredEmbedding)
         weight = weights[f"{name}.weight"]
         if name.endswith("q_proj") and BY_TYPE[plain.model.config.model_type].interleaved:
             assert sorted(matrix.rows(range(len(weight))).tolist()) == sorted(weight.tolist()), name
@@ -75,13 +75,13 @@ def test_the_bytes_that_it_takes_are_known_before(kinds: dict[str, str], tied: b
 
 def test_the_header_is_let_go_of_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     held: list[int] = []
-    true = packed_matrices.Packed.__init__
+    true = packed_matrices.BlockGroup.__init__
 
-    def init(self: Packed, *stored: packed_matrices.Stored) -> None:
-        held.append(parts._joined.cache_info().currsize)  # noqa: SLF001
+    def init(self: BlockGroup, *stored: packed_matrices.StoredMatrix) -> None:
+        held.append(split_files._joined.cache_info().currsize)  # noqa: SLF001
         true(self, *stored)
 
-    monkeypatch.setattr(packed_matrices.Packed, "__init__", init)
+    monkeypatch.setattr(packed_matrices.BlockGroup, "__init__", init)
     native_of(file_of(tmp_path / "m.gguf", MIXED))
     assert set(held) == {0}
 
@@ -99,7 +99,7 @@ def test_what_step_c_does_not_take_is_rounded(kinds: dict[str, str], tmp_path: P
     model, plain = native_of(path), load_model(path, "float32", "cpu").lm
     given, wanted = (each.new_sequence().forward(IDS, len(IDS)) for each in (model, plain))
     assert float((given - wanted).norm() / wanted.norm()) < 0.05
-    rounded = {name.split(".")[-1] for name, each in model._parts.matrices.items() if isinstance(each, Rounded)}  # noqa: SLF001
+    rounded = {name.split(".")[-1] for name, each in model._layer_weights.groups.items() if isinstance(each, Int8Group)}  # noqa: SLF001
     assert rounded == ({"q_proj", "down_proj"} if "Q3_K" in kinds.values() else {
         "q_proj", "o_proj", "gate_proj", "down_proj", "lm_head"
     })  # fmt: skip
@@ -110,7 +110,7 @@ def test_weights_of_its_own_take_the_place_of_those_of_the_file(tmp_path: Path) 
     name = "model.layers.1.mlp.up_proj"
     other = model.with_weights({f"{name}.weight": torch.zeros(512, 256)})
     assert not torch.equal(*(each.new_sequence().forward(IDS, 1) for each in (model, other)))
-    again = other.with_weights(model.rounded_weights())
+    again = other.with_weights(model.packed_weights())
     assert torch.equal(*(each.new_sequence().forward(IDS, 1) for each in (model, again)))
 
 

@@ -219,4 +219,4 @@ def test_memory_that_is_refused_is_an_error(path: Path) -> None:
     stored = gguf_weights.weights_of(path, load_model(path, "int8", verifies=True).lm.model).stored("lm_head.weight")
     assert stored is not None
     with refused(ModelError, "weights lm_head.weight take", "of memory, and there are"):
-        packed_matrices.Packed(replace(stored, out=2**48))
+        packed_matrices.BlockGroup(replace(stored, out=2**48))

@@ -1,4 +1,4 @@
-"""GGUF files that are cut, damaged, of another kind or in several parts."""
+"""GGUF files that are cut, damaged, of another kind or in several shards."""
 
 from __future__ import annotations
 
@@ -153,11 +153,11 @@ def test_quantized_tensors_are_what_the_gguf_package_makes_of_them(kind: str, tm
         assert torch.equal(weights[f"model.layers.{layer}.mlp.up_proj.weight"], torch.from_numpy(wanted.copy()))
 
 
-# ---------------------------------------------------------------- parts
+# ---------------------------------------------------------------- shards
 
 
-def parts_of(folder: Path, stem: str = "m") -> list[Path]:
-    """The model `qwen2` in three parts, as llama.cpp's program writes them."""
+def shards_of(folder: Path, stem: str = "m") -> list[Path]:
+    """The model `qwen2` in three shards, as llama.cpp's program writes them."""
     model = model_of("qwen2")
     tensors = tensors_of(model, "qwen2")
     names = list(tensors)
@@ -170,28 +170,28 @@ def parts_of(folder: Path, stem: str = "m") -> list[Path]:
     return paths
 
 
-def test_all_parts_are_joined_whichever_is_named(tmp_path: Path) -> None:
+def test_all_shards_are_joined_whichever_is_named(tmp_path: Path) -> None:
     text = list(range(3, 40))
     expected = afresh(model_of("qwen2"), text)
-    for path in parts_of(tmp_path):
+    for path in shards_of(tmp_path):
         assert len(load_tokenizer(path)) >= model_of("qwen2").config.vocab_size
         assert close(afresh(load_model(path, "float32", "cpu").lm.model, text), expected, 1e-5)
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_a_part_that_is_missing_is_named(missing: int, tmp_path: Path) -> None:
-    paths = parts_of(tmp_path)
+def test_a_shard_that_is_missing_is_named(missing: int, tmp_path: Path) -> None:
+    paths = shards_of(tmp_path)
     paths[missing].unlink()
     for path in paths:
         if path.exists():
-            refused_alike(path, f"part {missing + 1} of 3 is missing: put {paths[missing].name} beside")
+            refused_alike(path, f"shard {missing + 1} of 3 is missing: put {paths[missing].name} beside")
 
 
-def test_parts_of_different_models_are_refused(tmp_path: Path) -> None:
-    paths = parts_of(tmp_path)
+def test_shards_of_different_models_are_refused(tmp_path: Path) -> None:
+    paths = shards_of(tmp_path)
     kept = paths[1].read_bytes()
     paths[1].write_bytes(paths[2].read_bytes())
-    refused_alike(paths[0], "is part 3, not part 2")
+    refused_alike(paths[0], "is shard 3, not shard 2")
     model = model_of("qwen2")
     split = {"split.no": 1, "split.count": 3, "split.tensors.count": 40}
     few = {"blk.0.ffn_up.weight": tensors_of(model, "qwen2")["blk.0.ffn_up.weight"]}
@@ -200,7 +200,7 @@ def test_parts_of_different_models_are_refused(tmp_path: Path) -> None:
     write_file(paths[1], "llama", {}, few, split | {"split.tensors.count": 51}, vocabulary=False)
     refused_alike(paths[0], "has general.architecture 'llama'")
     write_file(paths[1], "qwen2", {}, few, split | {"split.tensors.count": 51}, vocabulary=False)
-    with pytest.raises(ModelError, match=r"tensor blk\.0\.ffn_up\.weight is in two parts"):
+    with pytest.raises(ModelError, match=r"tensor blk\.0\.ffn_up\.weight is in two shards"):
         load_skeleton(paths[0])
     paths[1].write_bytes(kept)
     load_skeleton(paths[0])
@@ -208,9 +208,9 @@ def test_parts_of_different_models_are_refused(tmp_path: Path) -> None:
     refused_alike(paths[0], f"{paths[1].name} is damaged")
 
 
-def test_parts_that_are_named_otherwise_say_how_to_name_them(tmp_path: Path) -> None:
-    first, second, _ = parts_of(tmp_path)
+def test_shards_that_are_named_otherwise_say_how_to_name_them(tmp_path: Path) -> None:
+    first, second, _ = shards_of(tmp_path)
     (tmp_path / "a.gguf").write_bytes(first.read_bytes())
-    refused_alike(tmp_path / "a.gguf", "a.gguf is part 1 of 3: ")
+    refused_alike(tmp_path / "a.gguf", "a.gguf is shard 1 of 3: ")
     (tmp_path / "b.gguf").write_bytes(second.read_bytes())
-    refused_alike(tmp_path / "b.gguf", "b.gguf is part 2 of 3: give the first")
+    refused_alike(tmp_path / "b.gguf", "b.gguf is shard 2 of 3: give the first")

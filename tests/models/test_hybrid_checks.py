@@ -142,7 +142,7 @@ def test_what_is_kept_for_a_later_text_is_what_it_would_read(
     kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that goes on, one whose last tokens are others, one that parts in the middle, and again."""
-    monkeypatch.setattr(models, "CHUNK", chunk)
+    monkeypatch.setattr(models, "CHUNK_IDS", chunk)
     model, first = hybrid(kind), ids_of(200)
     lm = TransformersModel(model).new_sequence()
     lm.forward(first, 1)
@@ -155,7 +155,7 @@ def test_what_is_kept_for_a_later_text_is_what_it_would_read(
         assert close(rows, afresh(model, text)[-1:], WITHIN)
         first = [*text, *first[len(text) :]]
     # near the end of a prompt is a checkpoint; where texts have parted there is one from the second time on
-    assert found == [200, 200 - state_checkpoints.TAIL, 0, 120, 0, 0]
+    assert found == [200, 200 - state_checkpoints.PROMPT_TAIL_IDS, 0, 120, 0, 0]
 
 
 def test_a_crop_to_nothing_forgets_all() -> None:
@@ -221,7 +221,7 @@ def test_these_do_not_whatever_their_weights(kind: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("kind", ONE_BY_ONE)
 def test_what_those_read_is_right(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt in one pass, then token by token."""
-    monkeypatch.setattr(models, "CHUNK", 8)
+    monkeypatch.setattr(models, "CHUNK_IDS", 8)
     model, text, passes = hybrid(kind), ids_of(60), list[int]()
     lm = TransformersModel(model).new_sequence()
     assert lm.model.chunk > 10**6

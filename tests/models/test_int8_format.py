@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 import omnidraft
 from omnidraft import zoo
 from omnidraft.errors import ModelError
-from omnidraft.models.int8_format import FILE, FORMAT, SCALE, packed, restored, rounded
+from omnidraft.models.int8_format import FILE, INT8_FORMAT, SCALE, packed, restored, rounded
 from omnidraft.models.loading import load_model
 from omnidraft.models.native.model import NativeModel, native_of
-from omnidraft.models.native.step import Rounded
+from omnidraft.models.native.step import Int8Group
 from omnidraft.models.safetensors_files import Tensors, in_8_bits
 from support.compilers import needs_the_8_bit_step
 from support.models import build, close, refused
@@ -39,7 +39,7 @@ def stored_in(folder: Path) -> Stored:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict: it has no __iter__
 
 
-def save(folder: Path, stored: Stored, form: str = FORMAT) -> None:
+def save(folder: Path, stored: Stored, form: str = INT8_FORMAT) -> None:
     save_file(stored, folder / FILE, metadata={"format": form})
 
 
@@ -91,10 +91,10 @@ def test_the_embedded_matrices_round_to_what_is_stored(name: str) -> None:
         assert {key + SCALE for key in weights if weights[key].ndim == 2} == {key for key in stored if SCALE in key}
         for key, weight in weights.items():
             if weight.ndim == 2:
-                matrix = Rounded(key, weight)
-                laid = matrix.parts[0].weights.transpose(0, 1).reshape(len(weight), -1)
+                matrix = Int8Group(key, weight)
+                laid = matrix.matrices[0].weights.transpose(0, 1).reshape(len(weight), -1)
                 assert torch.equal(laid[:, : weight.shape[1]], stored[key])
-                assert torch.equal(matrix.parts[0].scales, stored[key + SCALE])
+                assert torch.equal(matrix.matrices[0].scales, stored[key + SCALE])
         assert packed(weights).keys() == stored.keys()
 
 
@@ -102,13 +102,13 @@ def test_the_8_bit_step_is_that_of_the_unpacked_weights(pair: tuple[Path, Path])
     """Matrices of several layers, which are one in it, and biases included."""
     needs_the_8_bit_step()
     plain, ours = map(native_in, pair)
-    matrices = [model._parts.matrices for model in (plain, ours)]  # noqa: SLF001
+    matrices = [model._layer_weights.groups for model in (plain, ours)]  # noqa: SLF001
     assert matrices[0].keys() == matrices[1].keys()
     for name, one in matrices[0].items():
         other = matrices[1][name]
-        assert isinstance(one, Rounded)
-        assert isinstance(other, Rounded)
-        assert all(map(torch.equal, one.parts[0][:2], other.parts[0][:2]))
+        assert isinstance(one, Int8Group)
+        assert isinstance(other, Int8Group)
+        assert all(map(torch.equal, one.matrices[0][:2], other.matrices[0][:2]))
     targets = [load_model(folder, "int8", verifies=True).lm for folder in pair]
     first, *others = (model.new_sequence().forward(IDS, 8) for model in (plain, ours, *targets))
     assert all(torch.equal(first, other) for other in others)
@@ -250,7 +250,7 @@ def test_files_that_are_none_of_this_kind_are_refused(pair: tuple[Path, Path]) -
     stored = stored_in(pair[1])
     for form in ("pt", "omnidraft int8 columns"):
         save(pair[1], stored, form)
-        with refused(ModelError, FILE, repr(form), repr(FORMAT)):
+        with refused(ModelError, FILE, repr(form), repr(INT8_FORMAT)):
             load_model(pair[1], "float32")
     save(pair[1], stored)
     load_model(pair[1], "float32")

@@ -86,7 +86,7 @@ def test_prefill_in_chunks_equals_one_pass(kind: str, monkeypatch: pytest.Monkey
     model = build(kind)
     lm = TransformersModel(model).new_sequence()
     whole = afresh(model, IDS)
-    monkeypatch.setattr(models, "CHUNK", 7)
+    monkeypatch.setattr(models, "CHUNK_IDS", 7)
     passes: list[int] = []
     rows: list[int] = []
     model.get_input_embeddings().register_forward_hook(lambda *call: passes.append(call[-1].shape[1]))

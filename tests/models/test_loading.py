@@ -196,7 +196,7 @@ def to_convert(folder: Path) -> None:
 
 def to_8_bits(folder: Path) -> None:
     weights = int8_format.packed(load_file(folder / "model.safetensors"))
-    save_file(weights, folder / int8_format.FILE, metadata={"format": int8_format.FORMAT})
+    save_file(weights, folder / int8_format.FILE, metadata={"format": int8_format.INT8_FORMAT})
     remove("model.safetensors")(folder)
 
 

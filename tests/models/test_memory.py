@@ -73,7 +73,7 @@ PLACES = {  # that allocate by the size of a model, of a text, or of tables, and
     "omnidraft.models.transformers_cache._enlarged": "passes over",
     "omnidraft.counts.token_index.array": "the models and their tables",
     "omnidraft.attach.load_table": "the models and their tables",
-    "omnidraft.models.native.model.Parts": "the weights of",
+    "omnidraft.models.native.model.LayerWeights": "the weights of",
     "omnidraft.models.native.kv_cache.KVBlocks.reserve": "passes over",
     "omnidraft.cli.generate.answering.load": "the libraries and models",
 }

@@ -27,7 +27,7 @@ from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel, NativeSequence, native_of
 from omnidraft.models.native.packed_matrices import quantized_q5_1
 from omnidraft.models.native.prebuilt import OPTIONS
-from omnidraft.models.native.step import Rounded
+from omnidraft.models.native.step import Int8Group
 from omnidraft.models.safetensors_files import Tensors
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
 from support.compilers import looked_for_anew, needs_the_8_bit_step
@@ -101,7 +101,7 @@ def test_a_pass_that_fails_leaves_every_text_as_long_as_before(
 def test_how_columns_lie_in_memory_changes_nothing(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither logits nor what a profile is found by."""
     _, whole = both(**changes)
-    monkeypatch.setattr(step, "CHUNK", step.WIDTH)
+    monkeypatch.setattr(step, "CHUNK_COLUMNS", step.WIDTH)
     _, parted = both(**changes)
     for part in (IDS[:9], IDS[9:10], IDS[10:15]):
         assert torch.equal(whole.forward(part, len(part)), parted.forward(part, len(part)))
@@ -113,7 +113,7 @@ def test_how_columns_lie_in_memory_changes_nothing(changes: dict[str, Any], monk
 def test_threads_that_use_it_at_once_get_the_same_products() -> None:
     """One takes the pool of threads, the others compute alone; more of them than cores, and the number changes."""
     torch.manual_seed(0)
-    matrices = [Rounded("it", torch.randn(rows, 515)) for rows in (3, 700, 2000)]
+    matrices = [Int8Group("it", torch.randn(rows, 515)) for rows in (3, 700, 2000)]
     inputs = [torch.randn(rows, 515) for rows in (1, 2, 7, 70)]
     expected = [matrix(x) for matrix in matrices for x in inputs]
 
@@ -136,7 +136,7 @@ def test_products_are_exact_for_the_largest_entries(columns: int) -> None:
     weight = torch.ones(3, columns)
     weight[1] = -1
     x = torch.stack([torch.ones(columns), -torch.ones(columns), torch.linspace(-1, 1, columns)])
-    torch.testing.assert_close(Rounded("it", weight)(x), x @ weight.T, rtol=1e-3, atol=1e-3 * columns**0.5)
+    torch.testing.assert_close(Int8Group("it", weight)(x), x @ weight.T, rtol=1e-3, atol=1e-3 * columns**0.5)
 
 
 def test_inputs_keep_their_small_entries_beside_a_large_one() -> None:
@@ -144,7 +144,7 @@ def test_inputs_keep_their_small_entries_beside_a_large_one() -> None:
     weight, x = torch.randn(64, 576), torch.randn(1, 576)
     x[0, 7] = 1000
     weight[:, 7] = 0  # the large entry counts for nothing, and 8 bits of input would have left nothing of the others
-    matrix = Rounded("it", weight)
+    matrix = Int8Group("it", weight)
     exact = x @ matrix.rows(range(64)).T
     assert ((matrix(x) - exact).norm() / exact.norm()).item() < 0.03
 
@@ -152,7 +152,7 @@ def test_inputs_keep_their_small_entries_beside_a_large_one() -> None:
 def test_zeros_and_what_is_no_number() -> None:
     weight = torch.randn(6, 32)
     weight[2] = 0
-    matrix = Rounded("it", weight)
+    matrix = Int8Group("it", weight)
     assert bool((matrix(torch.zeros(2, 32)) == 0).all())
     assert bool((matrix(torch.randn(1, 32))[:, 2] == 0).all())
     for value in (torch.nan, torch.inf, -torch.inf):
@@ -162,7 +162,7 @@ def test_zeros_and_what_is_no_number() -> None:
         broken = weight.clone()
         broken[3, 4] = value
         with refused(ModelError, "NaN or infinite", "down_proj"):
-            Rounded("model.layers.3.mlp.down_proj", broken)
+            Int8Group("model.layers.3.mlp.down_proj", broken)
 
 
 def test_a_model_with_its_own_cache_shares_nothing_else_that_changes() -> None:
@@ -205,7 +205,7 @@ def test_long_texts_in_chunks_and_a_cache_that_grows_and_is_given_back(monkeypat
     assert 1100 <= taken / (2 * 2 * (8 + 16) * 2) <= 1100 + step.BLOCK  # layers, heads, sizes, bytes
     fast.crop(0)
     assert fast.nbytes == 0
-    monkeypatch.setattr(native_model, "CHUNK", 70)
+    monkeypatch.setattr(native_model, "CHUNK_IDS", 70)
     parts = [fast.forward(ids[start : start + 10], 10) for start in range(0, 1100, 10)]
     assert torch.equal(torch.cat(parts)[-30:], whole)
     fast.crop(0)
@@ -236,13 +236,13 @@ def test_a_drafter_has_5_bits_where_its_columns_allow() -> None:
     model = native_of(source, drafts=True)
     assert model is not None
     assert model.precision == "Q5_1"
-    kinds = {name.split(".")[-1]: type(each) for name, each in model._parts.matrices.items()}  # noqa: SLF001
-    assert {name for name, kind in kinds.items() if kind is Rounded} == {"down_proj"}
+    kinds = {name.split(".")[-1]: type(each) for name, each in model._layer_weights.groups.items()}  # noqa: SLF001
+    assert {name for name, kind in kinds.items() if kind is Int8Group} == {"down_proj"}
     given, wanted = (each.new_sequence().forward(IDS, len(IDS)) for each in (model, source))
     assert float((given - wanted).norm() / wanted.norm()) < 0.05, "inputs are rounded"
     alone = model.new_sequence()
     assert torch.equal(torch.cat([alone.forward([token], 1) for token in IDS]), given)
-    sent = pickle.loads(pickle.dumps(model.rounded_weights()))  # noqa: S301
+    sent = pickle.loads(pickle.dumps(model.packed_weights()))  # noqa: S301
     assert torch.equal(model.with_weights(sent).new_sequence().forward(IDS, len(IDS)), given)
     trained = model.with_weights(dict(source.model.state_dict()))
     assert torch.equal(trained.new_sequence().forward(IDS, len(IDS)), given)
@@ -347,7 +347,7 @@ def test_the_path_of_a_compiler_may_have_blanks(monkeypatch: pytest.MonkeyPatch,
 def test_a_forked_process_computes_on() -> None:
     torch.set_num_threads(3)
     try:
-        matrix, x = Rounded("it", torch.randn(3000, 515)), torch.randn(3, 515)
+        matrix, x = Int8Group("it", torch.randn(3000, 515)), torch.randn(3, 515)
         expected = matrix(x)
         child = os.fork()
         if child == 0:

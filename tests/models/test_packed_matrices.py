@@ -12,8 +12,8 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.native import packed_matrices
-from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed, quantized_q5_1
-from omnidraft.models.native.step import Norm, Products, Rounded
+from omnidraft.models.native.packed_matrices import GGML_TYPES, BlockGroup, quantized_q5_1
+from omnidraft.models.native.step import Group, Int8Group, Norm
 from support.blocks import HALVES, blocks, filled, packed, stored, values
 from support.compilers import compiled_with, needs_the_8_bit_step
 from support.models import refused
@@ -47,7 +47,7 @@ def whole_inputs(rows: int, columns: int) -> torch.Tensor:
 @pytest.mark.parametrize(("out", "columns"), [(1, 256), (16, 768), (37, 1280)])
 def test_the_values_are_those_of_the_file(kind: int, out: int, columns: int) -> None:
     raw = blocks(kind, out, columns)
-    matrix = Packed(stored(kind, raw, columns))
+    matrix = BlockGroup(stored(kind, raw, columns))
     assert torch.equal(matrix.rows(range(out)), values(kind, raw))
     ids = [out - 1, 0, out - 1]
     assert torch.equal(matrix.rows(ids), values(kind, raw)[ids])
@@ -62,21 +62,21 @@ def test_the_values_are_those_of_the_file(kind: int, out: int, columns: int) -> 
 @pytest.mark.parametrize("kind", [kind for kind in GGML_TYPES if QUANTIZATIONS[kind][1] == 1])
 def test_numbers_take_any_columns(kind: int) -> None:
     raw, x = blocks(kind, 19, 37, scale=1), whole_inputs(3, 37)
-    assert torch.equal(Packed(stored(kind, raw, 37))(x), x @ values(kind, raw).T)
+    assert torch.equal(BlockGroup(stored(kind, raw, 37))(x), x @ values(kind, raw).T)
 
 
 @EVERY
 def test_the_rows_are_where_the_order_says(kind: int) -> None:
     raw, order = blocks(kind, 35, 256), np.random.default_rng(0).permutation(35)
-    matrix = Packed(stored(kind, raw, 256, order=order))
+    matrix = BlockGroup(stored(kind, raw, 256, order=order))
     assert torch.equal(matrix.rows(range(35)), values(kind, raw)[torch.from_numpy(order)])
 
 
 @EVERY
 def test_it_is_read_in_parts(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = packed(kind, 83, 512)
-    monkeypatch.setattr(packed_matrices, "PART", 1)
-    assert torch.equal(whole.parts[0].weights, packed(kind, 83, 512).parts[0].weights)
+    monkeypatch.setattr(packed_matrices, "READ_BYTES", 1)
+    assert torch.equal(whole.matrices[0].weights, packed(kind, 83, 512).matrices[0].weights)
 
 
 @EVERY
@@ -86,7 +86,7 @@ def test_products_of_whole_numbers_are_exact(kind: int, columns: int) -> None:
     weights = values(kind, raw)
     assert float((weights.abs() @ x.abs().T).max()) < 2**24, "float32 holds all sums"
     wanted = x.long() @ weights.long().T
-    assert torch.equal(Packed(stored(kind, raw, columns))(x).long(), wanted)
+    assert torch.equal(BlockGroup(stored(kind, raw, columns))(x).long(), wanted)
 
 
 @EVERY
@@ -96,7 +96,7 @@ def test_the_largest_products_fit(kind: int, byte: int) -> None:
     x[1], x[2, ::2] = -127, -127
     weights = values(kind, raw)
     bound = 1e-5 * (x.double().abs() @ weights.double().abs().T)
-    given = Packed(stored(kind, raw, 512))(x).double()
+    given = BlockGroup(stored(kind, raw, 512))(x).double()
     assert bool(((given - x.double() @ weights.double().T).abs() <= bound).all())
 
 
@@ -107,7 +107,7 @@ def test_inputs_are_rounded_by_halves_of_a_group(kind: int) -> None:
     weights = values(kind, raw)
     steps = x.view(5, -1, 16).abs().amax(-1).div(254).repeat_interleave(16, 1)
     bound = steps @ weights.abs().T + 1e-5 * (x.abs() @ weights.abs().T)
-    off = (Packed(stored(kind, raw, 768))(x) - x @ weights.T).abs()
+    off = (BlockGroup(stored(kind, raw, 768))(x) - x @ weights.T).abs()
     assert bool((off <= bound).all())
     assert QUANTIZATIONS[kind][1] > 1 or float((off / bound).max()) < 0.1, "numbers take inputs as they are"
 
@@ -128,7 +128,9 @@ def test_a_row_does_not_depend_on_those_beside_it(kind: int) -> None:
 def test_each_processor_gets_the_same_bits(way: tuple[str, ...]) -> None:
     matrices = {kind: packed(kind, 37, 768) for kind in GGML_TYPES}
     largest = [
-        Packed(stored(kind, filled(kind, 9, 768, byte), 768)) for kind in GGML_TYPES for byte in (0, 0x7F, 0x80, 0xFF)
+        BlockGroup(stored(kind, filled(kind, 9, 768, byte), 768))
+        for kind in GGML_TYPES
+        for byte in (0, 0x7F, 0x80, 0xFF)
     ]
     x = torch.randn(9, 768, generator=torch.Generator().manual_seed(0))
     x[3, 5] = x[4, 700] = 300
@@ -146,19 +148,19 @@ def test_matrices_of_several_kinds_have_the_same_inputs() -> None:
     """As queries, keys and values have in one file; one may be rounded to 8 bits a row."""
     torch.manual_seed(0)
     sizes, kinds, bias = (40, 16, 7), (12, 14, 1), torch.randn(16)
-    parts = [
+    matrices = [
         stored(kind, blocks(kind, out, 512), 512, bias=bias if out == 16 else None)
         for kind, out in zip(kinds, sizes, strict=True)
     ]
     x, norm = torch.randn(11, 512), Norm(torch.rand(512), 1e-6)
-    alone = [Packed(each)(x, norm) for each in parts]
-    together = Packed(*parts)
+    alone = [BlockGroup(each)(x, norm) for each in matrices]
+    together = BlockGroup(*matrices)
     assert torch.equal(together(x, norm), torch.cat(alone, 1))
-    assert together.nbytes == sum(Packed(each).nbytes for each in parts)
-    without = Packed(stored(14, blocks(14, 16, 512), 512))(x, norm)
+    assert together.nbytes == sum(BlockGroup(each).nbytes for each in matrices)
+    without = BlockGroup(stored(14, blocks(14, 16, 512), 512))(x, norm)
     assert torch.equal(alone[1], without + bias)
-    rounded = Rounded("it", torch.randn(33, 512), torch.randn(33))
-    mixed = Products(together.parts[0], rounded.parts[0], together.parts[2])
+    rounded = Int8Group("it", torch.randn(33, 512), torch.randn(33))
+    mixed = Group(together.matrices[0], rounded.matrices[0], together.matrices[2])
     assert torch.equal(mixed(x, norm), torch.cat([alone[0], rounded(x, norm), alone[2]], 1))
 
 
@@ -193,7 +195,7 @@ def test_what_is_no_number_is_refused(kind: int, value: float) -> None:
             broken = np.array([value], np.float16).view(np.uint8)
         raw[17, -1, at : at + len(broken)] = broken
         with refused(ModelError, "ffn_down", "NaN or infinite"):
-            Packed(stored(kind, raw.reshape(20, -1), 512))
+            BlockGroup(stored(kind, raw.reshape(20, -1), 512))
 
 
 @EVERY

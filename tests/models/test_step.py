@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from omnidraft.models.native import prebuilt, step
-from omnidraft.models.native.packed_matrices import GGML_TYPES, Packed
+from omnidraft.models.native.packed_matrices import GGML_TYPES, BlockGroup
 from support.blocks import blocks, filled, stored, values
 from support.compilers import COMPILERS, needs_the_8_bit_step
 
@@ -75,7 +75,7 @@ def check_matrices(program: list[str]) -> None:
         assert torch.equal(weights, wanted)
         if whole:
             assert torch.equal(y.long(), x.long() @ wanted.long().T)
-        assert torch.equal(y, Packed(stored(kind, raw, columns))(x))
+        assert torch.equal(y, BlockGroup(stored(kind, raw, columns))(x))
     assert at == len(found)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from omnidraft import storage
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.profile import FORMAT, Key, Profile, Setting, model_name
+from omnidraft.profiles.profile import PROFILE_FORMAT, Key, Profile, Setting, model_name
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 from support.small_profiles import KEY, header, made, number_of, numbered, saved, saving_process
@@ -164,7 +164,7 @@ BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda _: [],
     "nothing": lambda _: {},
     "format": lambda m: {**m, "format": "1"},
-    "an earlier format": lambda m: {**m, "format": FORMAT - 1},
+    "an earlier format": lambda m: {**m, "format": PROFILE_FORMAT - 1},
     "true": lambda m: {**m, "format": True},
     "one field more": lambda m: {**m, "prompt": "hello"},
     "one field less": lambda m: {name: value for name, value in m.items() if name != "learning"},
@@ -195,8 +195,8 @@ NO_PROFILE = {
     "other safetensors": (made({}), "it has no manifest"),
     "nested JSON": (made({"omnidraft_profile": "[" * 100_000}), "it has no manifest"),
     "a later format": (
-        made({"omnidraft_profile": json.dumps({"format": FORMAT + 1, "new": []})}),
-        f"format is {FORMAT + 1}, and this version reads {FORMAT}: upgrade",
+        made({"omnidraft_profile": json.dumps({"format": PROFILE_FORMAT + 1, "new": []})}),
+        f"format is {PROFILE_FORMAT + 1}, and this version reads {PROFILE_FORMAT}: upgrade",
     ),
     "tensors of no part": (
         made({}, numbered(1).encode(KEY), {"more.x": np.zeros(1)}),

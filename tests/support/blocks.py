@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omnidraft.models.gguf.header import QUANTIZATIONS
-from omnidraft.models.native.packed_matrices import Packed, Stored
+from omnidraft.models.native.packed_matrices import BlockGroup, StoredMatrix
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 # where numbers of 16 bits are, where it is not at the beginning alone
@@ -61,11 +61,13 @@ def values(kind: int, rows: Raw) -> torch.Tensor:
     return torch.from_numpy(np.array(dequantize(rows, gguf.GGMLQuantizationType(kind)), dtype=np.float32))
 
 
-def stored(kind: int, rows: Raw, columns: int, **options: Any) -> Stored:
+def stored(kind: int, rows: Raw, columns: int, **options: Any) -> StoredMatrix:
     """Rows of so many columns as those of a file's matrix."""
-    return Stored("blk.3.ffn_down.weight", kind, len(rows), columns, lambda start, end: rows[start:end], **options)
+    return StoredMatrix(
+        "blk.3.ffn_down.weight", kind, len(rows), columns, lambda start, end: rows[start:end], **options
+    )
 
 
-def packed(kind: int, out: int, columns: int) -> Packed:
+def packed(kind: int, out: int, columns: int) -> BlockGroup:
     """A matrix of random blocks."""
-    return Packed(stored(kind, blocks(kind, out, columns), columns))
+    return BlockGroup(stored(kind, blocks(kind, out, columns), columns))

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from omnidraft.models.native.model import NativeModel, native_of
-from omnidraft.models.native.step import Rounded
+from omnidraft.models.native.step import Int8Group
 from omnidraft.models.transformers_cache import GrowingLayer, new_cache
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, TransformersSequence
 from support.compilers import needs_the_8_bit_step
@@ -51,7 +51,7 @@ def representable(model: PreTrainedModel, spread: float = 0.2) -> PreTrainedMode
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=spread)
-                parameter.copy_(Rounded("it", parameter).rows(range(len(parameter))))
+                parameter.copy_(Int8Group("it", parameter).rows(range(len(parameter))))
             else:
                 parameter.uniform_(0.5 - less, 1.5 - less)
     return model

@@ -19,7 +19,7 @@ from omnidraft.alignment.vocab import Speller, Vocab
 from omnidraft.storage import data_folder
 
 ROOT = 0
-FORMAT = "2"  # raised whenever the arrays or their construction change
+TABLE_FORMAT = "2"  # raised whenever the arrays or their construction change
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -206,7 +206,7 @@ def _table(fingerprint: str, arrays: dict[str, Ints]) -> SpellingTable:
 
 
 def _fingerprint(drafter: Vocab, target: Vocab) -> str:
-    return hashlib.sha256(f"{FORMAT} {drafter.fingerprint} {target.fingerprint}".encode()).hexdigest()
+    return hashlib.sha256(f"{TABLE_FORMAT} {drafter.fingerprint} {target.fingerprint}".encode()).hexdigest()
 
 
 def _digest(arrays: Mapping[str, Ints]) -> str:
@@ -222,8 +222,8 @@ def _read(path: Path, fingerprint: str) -> SpellingTable:
     with safe_open(path, "numpy") as file:
         metadata = file.metadata() or {}
         arrays: dict[str, Ints] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"its format is {metadata.get('format')}, not {FORMAT}")
+    if metadata.get("format") != TABLE_FORMAT:
+        raise ValueError(f"its format is {metadata.get('format')}, not {TABLE_FORMAT}")
     if metadata.get("fingerprint") != fingerprint:
         raise ValueError("it belongs to another pair of tokenizers")
     if arrays.keys() != set(_ARRAYS) or metadata.get("sha256") != _digest(arrays):
@@ -234,7 +234,7 @@ def _read(path: Path, fingerprint: str) -> SpellingTable:
 def _write(path: Path, table: SpellingTable) -> None:
     """Store a table in one step: a reader finds the old file, the whole new one or none; raises OSError."""
     arrays = {name: getattr(table, name) for name in _ARRAYS}
-    metadata = {"format": FORMAT, "fingerprint": table.fingerprint, "sha256": _digest(arrays)}
+    metadata = {"format": TABLE_FORMAT, "fingerprint": table.fingerprint, "sha256": _digest(arrays)}
     storage.make_folder(path.parent)
     storage.replace_file(path, save(arrays, metadata))
 

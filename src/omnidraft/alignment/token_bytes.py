@@ -73,36 +73,36 @@ def reader_of(backend: Tokenizer) -> TokenReader:
     suffix = getattr(backend.model, "end_of_word_suffix", None)
     if prefix or suffix:
         raise ModelError(f"tokens marked with {prefix or suffix!r} do not concatenate to text: {SUPPORTED}")
-    found: dict[str, Any] = {}
+    features: dict[str, Any] = {}
     steps = steps_of(state_of(backend.decoder), "decoders") if backend.decoder is not None else [{"type": "none"}]
     for at, step in enumerate(steps):
         match step:
             case {"type": "ByteLevel"}:
-                found["byte_level"] = True
+                features["byte_level"] = True
             case {"type": "ByteFallback"}:
-                found["byte_tokens"] = True
+                features["byte_tokens"] = True
             case {"type": "Replace", "pattern": {"String": str(space)}, "content": " "} if len(space) == 1:
-                found["space"] = space
+                features["space"] = space
             case {"type": "Metaspace", "replacement": str(space)}:
-                found["space"] = space
+                features["space"] = space
             case {"type": "Fuse"}:
                 pass
             case {"type": "Strip"} if {"type": "Fuse"} in steps[:at]:
                 pass  # after Fuse it only affects the ends of the whole output
             case _:
                 raise ModelError(f"decoder step {step['type']!r} of the tokenizer is not supported: {SUPPORTED}")
-    if found.keys() > {"byte_level"}:
-        raise ModelError(f"the tokenizer's decoder mixes {', '.join(sorted(found))}, one is allowed: {SUPPORTED}")
-    return TokenReader(**found)
+    if features.keys() > {"byte_level"}:
+        raise ModelError(f"the tokenizer's decoder mixes {', '.join(sorted(features))}, one is allowed: {SUPPORTED}")
+    return TokenReader(**features)
 
 
-def assemble(**parts: dict[str, Any]) -> Tokenizer:
-    """Build a backend from the states of its parts."""
-    return Tokenizer.from_str(json.dumps(json.loads(Tokenizer(BPE()).to_str()) | parts))
+def assemble(**components: dict[str, Any]) -> Tokenizer:
+    """Build a backend from the states of its components."""
+    return Tokenizer.from_str(json.dumps(json.loads(Tokenizer(BPE()).to_str()) | components))
 
 
 def state_of(component: decoders.Decoder | Model | PreTokenizer) -> dict[str, Any]:
-    """Return the JSON state of a part of a backend."""
+    """Return the JSON state of a component of a backend."""
     state: dict[str, Any] = json.loads(component.__getstate__())
     return state
 
@@ -111,7 +111,7 @@ def steps_of(state: dict[str, Any], inner: str) -> list[dict[str, Any]]:
     """Flatten a component and the sequences in it; the steps are the dicts of `state` themselves."""
     if state["type"] != "Sequence":
         return [state]
-    return [step for part in state[inner] for step in steps_of(part, inner)]
+    return [step for nested in state[inner] for step in steps_of(nested, inner)]
 
 
 def _byte_aliases() -> tuple[str, ...]:

@@ -28,8 +28,7 @@ class Vocab:
     (special, unused or padded).  `eos` lists the end-of-sequence ids, the tokenizer's own first where it is one.
     `special` maps the ids of special added tokens to their content.  `first` holds the ids that the tokenizer puts in
     front of its input; some have a `bos` and do not use it.  `fingerprint` (SHA-256, hex) covers everything that
-    determines the bytes of a token, the merge rules, `size` and `eos`; normalizers are not part of it, because spelling
-    ignores them.
+    determines the bytes of a token, the merge rules, `size` and `eos`; not normalizers, because spelling ignores them.
     """
 
     tokens: tuple[bytes | None, ...]
@@ -72,8 +71,8 @@ def read_vocab(
         tokens[i] = reader.read(word) or None
     for i in special:
         tokens[i] = None
-    own = tokenizer.eos_token_id
-    first = [own] if own is not None and (drafts or not eos or own in eos) else []
+    end = tokenizer.eos_token_id
+    first = [end] if end is not None and (drafts or not eos or end in eos) else []
     ends = (*first, *eos)
     wrong = [i for i in ends if isinstance(i, bool) or not isinstance(i, Integral) or not 0 <= int(i) < size]
     if wrong:
@@ -129,9 +128,9 @@ class Speller:
 
     def spell_most(self, data: bytes) -> tuple[int, ...]:
         """Return the tokens that spell `data`, without the characters that no tokens can spell."""
-        parts = self._split(data)
-        runs = iter(self._spell_runs([run for run in parts[::2] if run], whole=False))
-        pieces = [self._spell_bytes(part) if place % 2 else next(runs) for place, part in enumerate(parts) if part]
+        segments = self._split(data)
+        runs = iter(self._spell_runs([run for run in segments[::2] if run], whole=False))
+        pieces = [self._spell_bytes(text) if at % 2 else next(runs) for at, text in enumerate(segments) if text]
         return tuple(itertools.chain.from_iterable(piece or () for piece in pieces))
 
     def spell_many(self, texts: Sequence[bytes]) -> list[tuple[int, ...] | None]:
@@ -139,11 +138,11 @@ class Speller:
         if len(texts) > _BATCH:  # the encodings in between take several times the memory of the spellings
             starts = range(0, len(texts), _BATCH)
             return [ids for start in starts for ids in self.spell_many(texts[start : start + _BATCH])]
-        parts = [self._split(data) for data in texts]
-        runs = iter(self._spell_runs([run for split in parts for run in split[::2] if run]))
+        splits = [self._split(data) for data in texts]
+        runs = iter(self._spell_runs([run for segments in splits for run in segments[::2] if run]))
         spellings: list[tuple[int, ...] | None] = []
-        for split in parts:
-            pieces = [self._spell_bytes(part) if place % 2 else next(runs) for place, part in enumerate(split) if part]
+        for segments in splits:
+            pieces = [self._spell_bytes(text) if at % 2 else next(runs) for at, text in enumerate(segments) if text]
             known = [piece for piece in pieces if piece is not None]
             spellings.append(tuple(itertools.chain.from_iterable(known)) if len(known) == len(pieces) else None)
         return spellings
@@ -157,10 +156,10 @@ class Speller:
         space = self._reader.space
         inputs = [run.replace(" ", space) for run in runs] if space else runs
         batch = self._text.encode_batch_fast(inputs, add_special_tokens=False)
-        found = [tuple(encoding.ids) for encoding in batch]
+        spellings = [tuple(encoding.ids) for encoding in batch]
         if self._added:
-            found = [tuple([self._added.get(i, i) for i in ids]) for ids in found]
-        pairs = zip(found, runs, strict=True)
+            spellings = [tuple([self._added.get(i, i) for i in ids]) for ids in spellings]
+        pairs = zip(spellings, runs, strict=True)
         return [ids if self._write(ids) == run.encode() else self._halve(run, whole=whole) for ids, run in pairs]
 
     def _halve(self, run: str, *, whole: bool) -> tuple[int, ...] | None:
@@ -173,14 +172,14 @@ class Speller:
             return None
         return (left or ()) + (right or ())
 
-    def _spell_bytes(self, part: str) -> tuple[int, ...] | None:
-        data = part.encode("utf-8", "surrogateescape")
+    def _spell_bytes(self, text: str) -> tuple[int, ...] | None:
+        data = text.encode("utf-8", "surrogateescape")
         if data in self._fragments:
             return (self._fragments[data],)
         # a pre-tokenizer that splits at white space may drop a character that the vocabulary has
-        own = self._text.token_to_id(part) if is_text(data) else None
-        if own is not None and self._tokens[own] == data:
-            return (own,)
+        token = self._text.token_to_id(text) if is_text(data) else None
+        if token is not None and self._tokens[token] == data:
+            return (token,)
         if self._reader.byte_level:
             aliases = "".join(ALIASES[byte] for byte in data)
             ids = tuple(self._aliases.encode(aliases, add_special_tokens=False).ids)

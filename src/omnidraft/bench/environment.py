@@ -43,7 +43,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def command(words: Sequence[str]) -> str:
-    """The command line; of paths outside the working folder, also after a `=`, only the last part."""
+    """The command line; of paths outside the working folder, also after a `=`, only the last name."""
     return shlex.join(re.sub(r"^([^=]*=)?(?=[/~]|(.*/)?\.\./).*/", r"\1", word) for word in words)
 
 

@@ -102,7 +102,7 @@ def sampled(
 ) -> tuple[Counter[Text], Stats]:
     """Counts of the first tokens of `count` sampled texts, and the statistics of their rounds."""
     draw = sampler(seed)
-    found: Counter[Text] = Counter()
+    counts: Counter[Text] = Counter()
     records: list[Round] = []
     for _ in range(count):
         tokens: list[int] = []
@@ -111,18 +111,18 @@ def sampled(
             records.append(record)
             if len(tokens) >= LENGTH:
                 break
-        found[tuple(tokens[:LENGTH])] += 1
+        counts[tuple(tokens[:LENGTH])] += 1
         step()
-    return found, Stats.of(records)
+    return counts, Stats.of(records)
 
 
 def judged(
-    found: Counter[Text], distribution: dict[Text, float], did: Stats, prompt: str, limit: float
+    counts: Counter[Text], distribution: dict[Text, float], did: Stats, prompt: str, limit: float
 ) -> Finding | None:
     """Chi-squared test of counts against a distribution, with one bin for the rest; None if there is one bin only."""
-    count = found.total()
+    count = counts.total()
     observed: Counter[Text] = Counter()
-    for text, times in found.items():
+    for text, times in counts.items():
         observed[next((key for key in (text, text[:1]) if key in distribution), ())] += times
     expected = {key: share * count for key, share in distribution.items()}
     rest = count - sum(expected.values())
@@ -176,8 +176,8 @@ def examine(
         ids, eos = model.encode(text), sorted(lane.eos)
         lane.check(ids)
         distribution = joint_distribution(model.target.lm, ids, eos, sampling, EXPECTED / samples)
-        found, did = sampled(lane, ids, samples, sampling, seed + number, step)
-        finding = judged(found, distribution, did, text, ALPHA / len(texts))
+        counts, did = sampled(lane, ids, samples, sampling, seed + number, step)
+        finding = judged(counts, distribution, did, text, ALPHA / len(texts))
         if finding is None:
             say(f"prompt {text!r} is left out: the target is almost certain of what follows")
         else:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
     from omnidraft.verification.round import Round
 
-CHUNK = 4  # tokens of a turn; the first one finds cold caches
+TURN_TOKENS = 4  # tokens of a turn; the first one finds cold caches
 PLAIN = Drafting(draft_length=0)
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ def interleave(
     new_tokens: int,
     seed: int = 0,
     turn: int = 0,
-    chunk: int = CHUNK,
+    chunk: int = TURN_TOKENS,
 ) -> list[Timed]:
     """Answer a prompt by every method, `chunk` tokens at a time, in an order that changes with `turn` and every lap.
 

@@ -116,24 +116,24 @@ def make(
     To be called before the models are used: `transformers` gets a copy of the drafter, because its drafting may change
     the model.  With 8-bit weights, which `transformers` cannot run, the baseline is our loop without drafts.
     """
-    made: list[Method] = []
+    methods: list[Method] = []
     left_out = {}
     ours_alone = not model.target.lm.generates
     for name in names:
         if name in GREEDY_ONLY and not sampling.greedy:
             left_out[name] = "greedy only: transformers' sampling of drafts does not follow the target's distribution"
         elif name == BASELINE and ours_alone:  # the same weights without drafts
-            made.append(LaneMethod(name, lane_for(model, PLAIN), sampling))
+            methods.append(LaneMethod(name, lane_for(model, PLAIN), sampling))
         elif name in (BASELINE, "lookup", "uad") and ours_alone:
             left_out[name] = "transformers cannot run these weights"
         elif name in (BASELINE, "lookup"):
-            made.append(Transformers(name, model, sampling))
+            methods.append(Transformers(name, model, sampling))
         elif name == "uad":
             if model.drafter is None:
                 raise ConfigError("method 'uad' needs a drafter: give one")
-            made.append(Transformers(name, model, sampling, copy.deepcopy(model.drafter.lm.model)))
+            methods.append(Transformers(name, model, sampling, copy.deepcopy(model.drafter.lm.model)))
         else:
             ours = {"plain": PLAIN, "goodput": Drafting()}
             drafting = ours.get(name) or Drafting(draft_length=draft_length, mode=name)
-            made.append(LaneMethod(name, lane_for(model, drafting), sampling))
-    return made, left_out
+            methods.append(LaneMethod(name, lane_for(model, drafting), sampling))
+    return methods, left_out

@@ -10,14 +10,14 @@ from typing import Any
 from omnidraft import storage
 from omnidraft.errors import InputError
 
-FORMAT = "omnidraft compare 2"
+RESULTS_FORMAT = "omnidraft compare 2"
 BASELINE = "generate"
 METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact", "goodput")  # in the order of tables
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One timed answer, with counts over its rounds; the parts of the time are known of our own loop only."""
+    """One timed answer, with counts over its rounds; how its time was spent is known of our own loop only."""
 
     repeat: int
     task: str
@@ -45,7 +45,7 @@ class Results:
 
     def save(self, path: Path) -> None:
         """Write the file; raises OSError."""
-        storage.replace_file(path, json.dumps({"format": FORMAT, **asdict(self)}).encode())
+        storage.replace_file(path, json.dumps({"format": RESULTS_FORMAT, **asdict(self)}).encode())
 
 
 def read(path: Path) -> Results:
@@ -55,10 +55,10 @@ def read(path: Path) -> Results:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read result file {path} ({error}): check the path") from error
     try:
-        found = json.loads(text)
-        if found["format"] == FORMAT:
-            runs = [Run(**run) for run in found["runs"]]
-            return Results(setting=found["setting"], runs=runs, unavailable=found["unavailable"])
+        record = json.loads(text)
+        if record["format"] == RESULTS_FORMAT:
+            runs = [Run(**run) for run in record["runs"]]
+            return Results(setting=record["setting"], runs=runs, unavailable=record["unavailable"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is no result file, or damaged ({error!r}): run the comparison again") from error
-    raise InputError(f"{path} is of format {found['format']!r}, not {FORMAT!r}: run the comparison again")
+    raise InputError(f"{path} is of format {record['format']!r}, not {RESULTS_FORMAT!r}: run the comparison again")

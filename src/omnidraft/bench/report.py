@@ -14,7 +14,7 @@ from omnidraft.errors import InputError
 
 ALL = "all"  # the row over all tasks
 VARYING = {"target", "tasks", "date", "command"}  # of a setting; if others differ, figures cannot be compared
-PARTS = ("draft", "verify", "overhead")  # of the seconds
+TIMES = ("draft", "verify", "overhead")  # of the seconds
 COLUMNS = (
     *("method", "tokens/s (quartiles)", "± repeats", "speedup", "block efficiency", "acceptance rate"),
     *("drafted per round", "draft / verify / overhead", "identical"),
@@ -31,7 +31,7 @@ def rows(results: Sequence[Results]) -> list[Row]:
 
     A figure that a method does not have is None.  Raises InputError for a task of a target that occurs twice.
     """
-    made = []
+    table = []
     for target, files in _grouped(results, lambda result: result.setting["target"]).items():
         tasks = [task for result in files for task in result.setting["tasks"]]
         for task in tasks:
@@ -42,8 +42,8 @@ def rows(results: Sequence[Results]) -> list[Row]:
             for method in dict.fromkeys([*METHODS, *others]):
                 row = _row(files, method, {task} if task != ALL else set(tasks))
                 if row is not None:
-                    made.append({"target": target, "task": task, "method": method, **row})
-    return made
+                    table.append({"target": target, "task": task, "method": method, **row})
+    return table
 
 
 def _row(results: Sequence[Results], method: str, tasks: set[str]) -> Row | None:
@@ -81,7 +81,7 @@ def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
         "block_efficiency": _ratio(tokens, rounds),
         "acceptance_rate": _ratio(_total(runs, "symbols_accepted"), _total(runs, "symbols")),
         "draft_length": _ratio(_total(runs, "drafted"), rounds),
-        **{f"{part}_share": _ratio(_total(runs, f"{part}_s"), seconds) if timed else None for part in PARTS},
+        **{f"{time}_share": _ratio(_total(runs, f"{time}_s"), seconds) if timed else None for time in TIMES},
         "identical": None if sampled else not different,
         "different": None if sampled else len(different),
         "prompts": len(prompts),
@@ -102,35 +102,35 @@ def _total(records: Iterable[object], name: str) -> float:
     return total
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _ratio(share: float, whole: float) -> float | None:
+    return share / whole if whole else None
 
 
 def differences(results: Mapping[str, Results]) -> list[str]:
     """Differences between the settings of result files, a line each."""
-    found = []
+    differing = []
     for key in dict.fromkeys(key for result in results.values() for key in result.setting if key not in VARYING):
         values = {name: result.setting.get(key) for name, result in results.items()}
         if len(set(map(str, values.values()))) > 1:
-            found.append(f"{key} differs: " + ", ".join(f"{value} in {name}" for name, value in values.items()))
+            differing.append(f"{key} differs: " + ", ".join(f"{value} in {name}" for name, value in values.items()))
     hashes: dict[str, set[str]] = defaultdict(set)
     for result in results.values():
         for task, prompts in result.setting["tasks"].items():
             hashes[task].add(prompts["hash"])
-    return found + [f"the prompts of task {task} differ" for task, several in hashes.items() if len(several) > 1]
+    return differing + [f"the prompts of task {task} differ" for task, several in hashes.items() if len(several) > 1]
 
 
 # ---------------------------------------------------------------- Markdown
 
 
-def markdown(results: Mapping[str, Results], made: Sequence[Row]) -> str:
+def markdown(results: Mapping[str, Results], rows: Sequence[Row]) -> str:
     """A table of the settings, by file name, then a table for each target and task."""
     settings = {name: _shown(result.setting) for name, result in results.items()}
     keys = dict.fromkeys(key for setting in settings.values() for key in setting)
     cells = [[key, *(setting.get(key, "–") for setting in settings.values())] for key in keys]
     lines = [markdown_table(["setting", *settings], cells, 1 + len(settings))]
     lines += [f"Warning: {difference}.\n" for difference in differences(results)]
-    places = _grouped(made, lambda row: (row["target"], row["task"]))
+    places = _grouped(rows, lambda row: (row["target"], row["task"]))
     for (target, task), group in places.items():
         if task == ALL and sum(other == target for other, _ in places) == 2:  # it would say the same twice
             continue
@@ -160,6 +160,6 @@ def _cells(row: Row) -> list[str]:
         down(row["block_efficiency"], 2),
         down(row["acceptance_rate"], 2),
         down(row["draft_length"], 1),
-        " / ".join(percent(row[f"{part}_share"]) for part in PARTS),
+        " / ".join(percent(row[f"{time}_share"]) for time in TIMES),
         identical[row["identical"]],
     ]

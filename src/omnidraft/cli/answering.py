@@ -1,4 +1,4 @@
-"""Common parts of the commands that answer: their flags, the models they load, what they say of an answer."""
+"""What the commands that answer have in common: their flags, the models they load, what they say of an answer."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
     from omnidraft.bench import compare
 
-SIZES = {"count": None, "max_new_tokens": 64, "repeats": 3}
+FULL = {"count": None, "max_new_tokens": 64, "repeats": 3}
 QUICK = {"count": 6, "max_new_tokens": 48, "repeats": 1}
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
-    for name, value in (QUICK if options.quick else SIZES).items():
+    for name, value in (QUICK if options.quick else FULL).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     Drafting(draft_length=options.draft_length)
@@ -64,9 +64,9 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     return _measured(options, methods, texts, console)
 
 
-def _methods(given: str) -> list[str]:
+def _methods(text: str) -> list[str]:
     """The methods asked for, in the order of the tables; raises ConfigError for one that does not exist."""
-    asked = [name.strip() for name in given.split(",")]
+    asked = [name.strip() for name in text.split(",")]
     for name in asked:
         if name not in METHODS:
             raise ConfigError(f"method {name!r} does not exist: use some of {', '.join(METHODS)}")
@@ -78,7 +78,7 @@ def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str
 
     model = flags.load_models(options, profile=None, draft_length=options.draft_length)
     sampling = Sampling(temperature=options.temperature)
-    made, left_out = methods.make(names, model, options.draft_length, sampling)
+    ready, left_out = methods.make(names, model, options.draft_length, sampling)
     questions = compare.questions_of(model, texts, options.max_new_tokens, console)
     setting = _setting(options, model, texts, questions)
     name = re.sub(r"[^\w.-]+", "-", model.target.name)
@@ -91,7 +91,7 @@ def _measured(options: argparse.Namespace, names: Sequence[str], texts: dict[str
     results = records.Results(setting=setting, unavailable=left_out)
     new_tokens, repeats = options.max_new_tokens, options.repeats
     plan = compare.Plan(new_tokens=new_tokens, repeats=repeats, seed=options.seed, sampled=not sampling.greedy)
-    compare.compare(made, questions, plan, results, progress(console, "timing", repeats * len(questions)))
+    compare.compare(ready, questions, plan, results, progress(console, "timing", repeats * len(questions)))
     if stem is not None:
         with output.writing(stem):
             results.save(stem.with_name(stem.name + ".json"))
@@ -156,8 +156,8 @@ DRAFTED: dict[str, Any] = {"draft_length": 4}  # drafts in every round, or there
 def _exactness(options: argparse.Namespace, console: Console) -> int:
     from omnidraft.bench import exactness
 
-    given, drafting = flags.collect(options, Sampling, DraftingOptions)
-    sampling = Sampling(**SAMPLED | given)
+    chosen, drafting = flags.collect(options, Sampling, DraftingOptions)
+    sampling = Sampling(**SAMPLED | chosen)
     if sampling.greedy:
         raise ConfigError("temperature is 0, which draws nothing: give --temperature above 0")
     samples = options.samples or (exactness.QUICK_SAMPLES if options.quick else exactness.SAMPLES)
@@ -193,8 +193,8 @@ def _add_compare(bench: flags.CommandParser) -> None:
     flags.add(parser, "--count", help="the first N prompts of each task (default: all)")
     listed = f"of {', '.join(METHODS)} (default: all); {BASELINE} is always among them"
     parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help=listed)
-    flags.add(parser, "--max-new-tokens", help=f"maximum tokens of an answer (default: {SIZES['max_new_tokens']})")
-    turns = f"times that every prompt is answered (default: {SIZES['repeats']})"
+    flags.add(parser, "--max-new-tokens", help=f"maximum tokens of an answer (default: {FULL['max_new_tokens']})")
+    turns = f"times that every prompt is answered (default: {FULL['repeats']})"
     parser.add_argument("--repeats", type=flags.at_least(1), metavar="N", help=turns)
     parser.add_argument("--draft-length", type=int, default=4, metavar="N", help="draft tokens a round (default: 4)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: arguments, parsers with one-line errors, loading of models, messages, Ctrl-C."""
+"""What the commands share: arguments, parsers with one-line errors, loading of models, messages, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def at_least(low: int) -> Callable[[str], int]:
     return parse
 
 
-def unless_none(given: str) -> str | None:
+def unless_none(text: str) -> str | None:
     """None for "none", else the text."""
-    return None if given == "none" else given
+    return None if text == "none" else text
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_argument` takes them
@@ -130,11 +130,11 @@ class CommandParser(argparse.ArgumentParser):
         if self._commands is None:
             self._commands = self.add_subparsers(metavar="COMMAND", required=True)
         shown = [f"{self.prog} {name} {example}".rstrip() for example in examples]
-        made: CommandParser = self._commands.add_parser(
+        parser: CommandParser = self._commands.add_parser(
             name, help=about, description=about.capitalize() + ".", examples=shown
         )
-        made.set_defaults(run=run)
-        return made
+        parser.set_defaults(run=run)
+        return parser
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: see {self.prog} --help")
@@ -212,7 +212,7 @@ def collect(options: argparse.Namespace, *classes: type[Settings]) -> list[dict[
 
     Raises ConfigError for an unknown key, one that is given twice, and a value that the settings refuse.
     """
-    given = dict(vars(options))
+    values = dict(vars(options))
     known = [name for cls in classes for name in names(cls)]
     for pair in options.set:
         name, equals, value = pair.partition("=")
@@ -220,13 +220,13 @@ def collect(options: argparse.Namespace, *classes: type[Settings]) -> list[dict[
             raise ConfigError(f"--set is {pair!r}; it must be KEY=VALUE, such as --set {known[0]}={value or 1}")
         if name not in known:
             raise ConfigError(f"unknown setting {name!r}: {suggestion(name, known)}")
-        if name in given:
+        if name in values:
             raise ConfigError(f"{name} is given twice: leave one out")
-        given[name] = None if value == "none" else _value(value)
-    found = [{name: given[name] for name in names(cls) if name in given} for cls in classes]
-    for cls, own in zip(classes, found, strict=True):
-        cls(**own)
-    return found
+        values[name] = None if value == "none" else _value(value)
+    groups = [{name: values[name] for name in names(cls) if name in values} for cls in classes]
+    for cls, group in zip(classes, groups, strict=True):
+        cls(**group)
+    return groups
 
 
 def _value(text: str) -> Any:

@@ -30,14 +30,14 @@ def main(arguments: Sequence[str]) -> int:
 
     flags.prepare_libraries()
     drafter = drafter_for(options.target, flags.say) if options.drafter == AUTO else options.drafter
-    found = inspect_pair(options.target, drafter, time=options.time, say=_progress, warn=flags.say)
+    inspection = inspect_pair(options.target, drafter, time=options.time, say=_progress, warn=flags.say)
     if options.json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(inspection)))
     else:
         from omnidraft.cli.inspect_tables import show
 
-        show(found)
-    return 0 if found.works else 1
+        show(inspection)
+    return 0 if inspection.works else 1
 
 
 def _header(name: str, *, as_json: bool) -> int:
@@ -45,12 +45,12 @@ def _header(name: str, *, as_json: bool) -> int:
     from omnidraft.cli.inspect_tables import show_header
     from omnidraft.inspection.implementation import REFUSED, inspect_header
 
-    found = inspect_header(Path(name).expanduser())
+    figures = inspect_header(Path(name).expanduser())
     if as_json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(figures)))
     else:
-        show_header(found)
-    return 1 if found.step.how == REFUSED else 0
+        show_header(figures)
+    return 1 if figures.step.how == REFUSED else 0
 
 
 def _progress(message: str) -> None:

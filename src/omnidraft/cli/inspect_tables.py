@@ -27,47 +27,47 @@ UNKNOWN = "unknown"
 Rows = Iterable[Sequence[str]]
 
 
-def show(found: Inspection) -> None:
+def show(inspection: Inspection) -> None:
     """Print the verdict and every figure of a pair."""
-    console = _console(_verdict(found), works=found.works)
-    pair = {"target": found.target, "drafter": found.drafter}
+    console = _console(_verdict(inspection), works=inspection.works)
+    pair = {"target": inspection.target, "drafter": inspection.drafter}
     # a target that is no GGUF file takes 8 bits only if asked
     figures = [_model(each, asked=role == "target" and each.keys is None) for role, each in pair.items()]
     rows: Rows = ((row, *(each.get(row, UNKNOWN) for each in figures)) if row else () for row in ROWS)
     console.print(_table("models", ("", *(f"{role}: {each.name}" for role, each in pair.items())), rows))
-    target, drafter = found.target.vocabulary, found.drafter.vocabulary
-    if target is not None and drafter is not None and found.spellings is not None:
-        rows = _spellings(found.spellings, target, drafter)
+    target, drafter = inspection.target.vocabulary, inspection.drafter.vocabulary
+    if target is not None and drafter is not None and inspection.spellings is not None:
+        rows = _spellings(inspection.spellings, target, drafter)
         console.print(_table("the target's vocabulary in drafter tokens", ("", "tokens", ""), rows, right=(1,)))
-        rows = _specials(found.specials or (), target, drafter)
+        rows = _specials(inspection.specials or (), target, drafter)
         console.print(_table("special tokens of the target", ("token", "in the drafter's context"), rows))
-    if found.steps is not None and found.break_even is not None:
-        heads = (f"after {found.steps.context} tokens", "ms, median")
-        console.print(_table("forward passes on this machine", heads, _steps(found.steps), right=(1,)))
-        columns = ("draft length", *(str(one.length) for one in found.break_even))
+    if inspection.steps is not None and inspection.break_even is not None:
+        heads = (f"after {inspection.steps.context} tokens", "ms, median")
+        console.print(_table("forward passes on this machine", heads, _steps(inspection.steps), right=(1,)))
+        columns = ("draft length", *(str(one.length) for one in inspection.break_even))
         title, numbers = "break-even: the acceptance rate from which drafting pays", range(1, len(columns))
-        console.print(_table(title, columns, _break_even(found.break_even), right=numbers))
+        console.print(_table(title, columns, _break_even(inspection.break_even), right=numbers))
     for model in pair.values():
         if model.keys is not None:
             title = f"keys of {model.name}, architecture {model.keys.architecture}"
             console.print(_table(title, ("group", "keys"), _keys(model.keys)))
 
 
-def show_header(found: HeaderFigures) -> None:
+def show_header(header: HeaderFigures) -> None:
     """Print the figures of a GGUF header."""
-    console = _console(f"{found.name}: {_step(found.step)}")
+    console = _console(f"{header.name}: {_step(header.step)}")
     figures = {
-        "architecture": found.architecture,
-        "layers": found.layers,
-        "hidden": found.hidden,
-        "heads": found.heads and f"{found.heads}, {found.key_heads} of keys",
-        "vocabulary": found.vocabulary and f"{found.vocabulary:,}",
-        "context": found.context and f"{found.context:,}",
-        "weights": ", ".join(f"{size / 1e6:,.1f} MB in {kind}" for kind, size in found.weights.items()),
+        "architecture": header.architecture,
+        "layers": header.layers,
+        "hidden": header.hidden,
+        "heads": header.heads and f"{header.heads}, {header.key_heads} of keys",
+        "vocabulary": header.vocabulary and f"{header.vocabulary:,}",
+        "context": header.context and f"{header.context:,}",
+        "weights": ", ".join(f"{size / 1e6:,.1f} MB in {kind}" for kind, size in header.weights.items()),
     }
     console.print(_table("header", ("", ""), ((name, str(value)) for name, value in figures.items() if value)))
-    if found.keys is not None:
-        console.print(_table("keys", ("group", "keys"), _keys(found.keys)))
+    if header.keys is not None:
+        console.print(_table("keys", ("group", "keys"), _keys(header.keys)))
 
 
 def _console(line: str, *, works: bool = True) -> Printer:
@@ -90,19 +90,19 @@ def _table(title: str, columns: Sequence[str], rows: Rows, right: Iterable[int] 
     return table
 
 
-def _verdict(found: Inspection) -> str:
-    if not found.works:
-        return f"does not work: {found.reason}"
-    pair = f"drafter {found.drafter.name!r} is compatible with target {found.target.name!r}"
-    if found.unchecked:
-        return f"works as far as tokenizers tell: {pair} (no config.json: {', '.join(found.unchecked)})"
-    return f"works: {pair}" + ("" if found.steps else "; speed is not measured (--time)")
+def _verdict(inspection: Inspection) -> str:
+    if not inspection.works:
+        return f"does not work: {inspection.reason}"
+    pair = f"drafter {inspection.drafter.name!r} is compatible with target {inspection.target.name!r}"
+    if inspection.unchecked:
+        return f"works as far as tokenizers tell: {pair} (no config.json: {', '.join(inspection.unchecked)})"
+    return f"works: {pair}" + ("" if inspection.steps else "; speed is not measured (--time)")
 
 
 def _model(model: Model, *, asked: bool) -> dict[str, str]:
-    found: dict[str, str] = {}
+    rows: dict[str, str] = {}
     if (vocabulary := model.vocabulary) is not None:
-        found |= {
+        rows |= {
             "tokenizer": vocabulary.kind,
             "vocabulary": f"{vocabulary.size:,}",
             "tokens with bytes": f"{vocabulary.writing:,}",
@@ -112,14 +112,14 @@ def _model(model: Model, *, asked: bool) -> dict[str, str]:
             "end of text": _tokens(vocabulary.eos) or "none",
         }
     if (memory := model.memory) is not None:
-        found |= {
+        rows |= {
             "parameters": f"{memory.parameters / 1e6:,.1f}M",
             "weights": f"{_size(memory.weight_bytes)} in {memory.dtype} on {memory.device} ({memory.dtype_reason})",
             "KV cache": _kv(memory),
         }
     if model.step is not None:
-        found["step on a CPU"] = _step(model.step, asked=asked)
-    return found
+        rows["step on a CPU"] = _step(model.step, asked=asked)
+    return rows
 
 
 def _step(step: StepReport, *, asked: bool = False) -> str:
@@ -137,28 +137,28 @@ def _kv(memory: Memory) -> str:
     return f"{_size(memory.kv_bytes)} per token{full}"
 
 
-def _spellings(found: Spellings, target: Vocabulary, drafter: Vocabulary) -> Rows:
+def _spellings(spellings: Spellings, target: Vocabulary, drafter: Vocabulary) -> Rows:
     ours, theirs = f"of the drafter's {drafter.size:,}", f"of the target's {target.size:,}"
-    examples = _tokens(found.unspelled_examples)
+    examples = _tokens(spellings.unspelled_examples)
     missing = f": the drafter cannot write {examples}" if examples else ""
     unused = f"; {target.unused:,} rows have no token" if target.unused else ""
-    matches, ngrams = _percent(found.byte_matches, drafter.size), _percent(found.ngrams, found.spelled)
-    yield "byte matches", f"{found.byte_matches:,}", f"{ours} ({matches}) are single target tokens"
-    yield "spelled", f"{found.spelled:,}", theirs
-    yield "not spelled", f"{found.unspelled:,}", f"{theirs}{missing}{unused}"
-    yield "n-grams", f"{found.ngrams:,}", f"of the spelled ({ngrams}) take several drafter tokens"
-    yield "duplicates", f"{found.duplicates:,}", "of the spelled share another token's spelling: never proposed"
-    yield "over-long", f"{found.overlong:,}", f"{ours} stand for several target tokens"
-    yield "idle", f"{found.idle:,}", f"{ours} propose nothing"
-    yield "mean length", f"{found.mean_length:.2f}", "drafter tokens per spelling"
-    yield "table", _size(found.table_bytes), f"in memory, {found.nodes:,} nodes"
+    matches, ngrams = _percent(spellings.byte_matches, drafter.size), _percent(spellings.ngrams, spellings.spelled)
+    yield "byte matches", f"{spellings.byte_matches:,}", f"{ours} ({matches}) are single target tokens"
+    yield "spelled", f"{spellings.spelled:,}", theirs
+    yield "not spelled", f"{spellings.unspelled:,}", f"{theirs}{missing}{unused}"
+    yield "n-grams", f"{spellings.ngrams:,}", f"of the spelled ({ngrams}) take several drafter tokens"
+    yield "duplicates", f"{spellings.duplicates:,}", "of the spelled share another token's spelling: never proposed"
+    yield "over-long", f"{spellings.overlong:,}", f"{ours} stand for several target tokens"
+    yield "idle", f"{spellings.idle:,}", f"{ours} propose nothing"
+    yield "mean length", f"{spellings.mean_length:.2f}", "drafter tokens per spelling"
+    yield "table", _size(spellings.table_bytes), f"in memory, {spellings.nodes:,} nodes"
 
 
-def _specials(found: Sequence[Special], target: Vocabulary, drafter: Vocabulary) -> Rows:
-    for special in found:
+def _specials(specials: Sequence[Special], target: Vocabulary, drafter: Vocabulary) -> Rows:
+    for special in specials:
         if special.becomes is not None:
             yield _tokens([special.token]), _tokens([special.becomes])
-    dropped = [special.token for special in found if special.becomes is None]
+    dropped = [special.token for special in specials if special.becomes is None]
     if target.bos is not None and target.bos in dropped:
         dropped.remove(target.bos)
         first = " ".join(_tokens([token]) for token in drafter.first)
@@ -174,9 +174,9 @@ def _steps(steps: PassTimes) -> Rows:
     yield "drafter, 1 token", f"{1e3 * steps.drafter:.2f}"
 
 
-def _break_even(found: Sequence[BreakEven]) -> Rows:
-    yield "acceptance", *("never" if one.acceptance is None else f"{one.acceptance:.2f}" for one in found)
-    yield "speedup if all are accepted", *(f"{one.best:.2f}" for one in found)
+def _break_even(lengths: Sequence[BreakEven]) -> Rows:
+    yield "acceptance", *("never" if one.acceptance is None else f"{one.acceptance:.2f}" for one in lengths)
+    yield "speedup if all are accepted", *(f"{one.best:.2f}" for one in lengths)
 
 
 def _keys(report: KeyReport) -> Rows:

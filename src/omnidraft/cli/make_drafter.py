@@ -25,9 +25,9 @@ def main(arguments: Sequence[str]) -> int:
     flags.add_settings(parser.add_argument_group("teacher text"), Writing)
     flags.add_settings(parser.add_argument_group("training"), Training)
     options = parser.read(arguments)
-    given = vars(options)
-    writing = Writing(**{name: given[name] for name in names(Writing) if name in given})
-    training = Training(**{name: given[name] for name in names(Training) if name in given})
+    values = vars(options)
+    writing = Writing(**{name: values[name] for name in names(Writing) if name in values})
+    training = Training(**{name: values[name] for name in names(Training) if name in values})
     texts = [] if options.prompts is None else prompts.chats(options.prompts)
 
     from omnidraft.make_drafter import make
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 def _layers(text: str) -> tuple[int, ...]:
     """Layer numbers with commas in between."""
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} are no layers: give their numbers, such as 0,1,2,29") from error
 

@@ -50,11 +50,11 @@ def _list(options: argparse.Namespace, store: ProfileStore) -> None:
 
 def _show(options: argparse.Namespace, store: ProfileStore) -> None:
     entry = store.show(options.name)
-    found = entry.as_dict()
+    fields = entry.as_dict()
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(fields))
         return
-    for name, value in {**found, "size": _size(entry.size)}.items():
+    for name, value in {**fields, "size": _size(entry.size)}.items():
         inner = {f"{name}.{field}": v for field, v in value.items()} if isinstance(value, dict) else {name: value}
         for field, v in inner.items():
             print(f"{field}: {'none' if v is None else v}")

@@ -27,7 +27,7 @@ class TaskSource:
 
     hub: tuple[str, ...]  # the data set, and its configuration if it has several
     files: tuple[str, ...]  # below a folder of data, first choice first
-    write: Callable[[dict[str, Any]], str | None]  # a row as a prompt; None: not part of the test set
+    write: Callable[[dict[str, Any]], str | None]  # a row as a prompt; None: not in the test set
 
 
 def gsm8k_prompt(row: dict[str, Any]) -> str:
@@ -88,15 +88,15 @@ def chats(path: Path) -> list[str | dict[str, Any]]:
 
     Raises InputError for a file that cannot be read, PromptError for a line with neither and a file without lines.
     """
-    found: list[str | dict[str, Any]] = []
+    prompts: list[str | dict[str, Any]] = []
     for place, row in _lines(path):
         chat = row if isinstance(row, dict) else {}
         if not isinstance(chat.get("messages", chat.get("prompt")), list | str):
             raise PromptError(f"{place} has neither a text as prompt nor a list of messages: {CHECK}")
-        found.append(chat if "messages" in chat else chat["prompt"])
-    if not found:
+        prompts.append(chat if "messages" in chat else chat["prompt"])
+    if not prompts:
         raise PromptError(f"{path} has no prompts: give a file with at least one")
-    return found
+    return prompts
 
 
 def rows_of(task: TaskSource, name: str, data: Path | None, *splits: str) -> Iterator[tuple[str, Any]]:
@@ -118,7 +118,7 @@ def digest(prompts: Sequence[str]) -> str:
 
 
 def texts_of(rows: Iterable[tuple[str, Any]], write: Callable[[dict[str, Any]], str | None]) -> Iterator[str]:
-    """The rows as prompts, without those that are not part of the task."""
+    """The rows as prompts, without those that are not of the task."""
     for place, row in rows:
         try:
             text = write(row)

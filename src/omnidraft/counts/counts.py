@@ -72,12 +72,12 @@ class Counts:
 
         Of the lengths that a match may have, that one counts whose best token was right most often.
         """
-        found = self._own.followers(text)
+        followers = self._own.followers(text)
         if self.memory is not None and self.memory.keeps:
             earlier = self.memory.index.followers(text)
-            found = [[*own, *others] for own, others in zip_longest(found, earlier, fillvalue=())]
+            followers = [[*later, *others] for later, others in zip_longest(followers, earlier, fillvalue=())]
         rates, chosen = self._rates.rates, None
-        for level, tokens in enumerate(found):
+        for level, tokens in enumerate(followers):
             counts, most, best = dict[int, int](), 0, -1
             for token in tokens:
                 counts[token] = count = counts.get(token, 0) + 1

@@ -9,9 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-LENGTHS = 1, 2, 4, 7  # tokens of a match
-LONGEST = LENGTHS[-1]
-ENDS = [length in LENGTHS for length in range(1, LONGEST + 1)]
+MATCH_LENGTHS = 1, 2, 4, 7  # tokens of a match
+LONGEST = MATCH_LENGTHS[-1]
+ENDS = [length in MATCH_LENGTHS for length in range(1, LONGEST + 1)]
 VISITED = 8  # positions that a look-up visits for each length, the newest of a chain
 BOUNDARY = -1  # between two texts: no match goes across it
 WORD = 2**32 - 1
@@ -30,14 +30,14 @@ class TokenIndex:
         self._shift = 32 - bits
         self._tokens = array("i", bytes(4 * self._capacity))
         # by length: of each token, the position before it in its chain; of each chain, the newest position
-        self._previous = [array("i", bytes(4 * self._capacity)) for _ in LENGTHS]
-        self._newest = [array("i", [-1]) * (1 << bits) for _ in LENGTHS]
+        self._previous = [array("i", bytes(4 * self._capacity)) for _ in MATCH_LENGTHS]
+        self._newest = [array("i", [-1]) * (1 << bits) for _ in MATCH_LENGTHS]
         self._begin = self._end = 0  # of the tokens held, in the order of all that were added
 
     @property
     def nbytes(self) -> int:
-        parts = (self._tokens, *self._previous, *self._newest)
-        return sum(part.itemsize * len(part) for part in parts)
+        arrays = (self._tokens, *self._previous, *self._newest)
+        return sum(each.itemsize * len(each) for each in arrays)
 
     def __len__(self) -> int:
         """Number of tokens held, boundaries included."""
@@ -72,16 +72,16 @@ class TokenIndex:
         return self._held(self._begin, self._end)
 
     def followers(self, text: Sequence[int]) -> list[list[int]]:
-        """The tokens that followed the end of `text` before, the newest first: for each of LENGTHS up to the longest.
+        """The tokens that followed the end of `text` before, the newest first: for each of MATCH_LENGTHS with any.
 
         LONGEST tokens of `text` are read.  It may be the indexed text itself, whose end then matches earlier places
         only.
         """
-        found: list[list[int]] = []
+        levels: list[list[int]] = []
         tail = list(text[-LONGEST:])
         tokens, capacity, end = self._tokens, self._capacity, self._end
         for at, chain in enumerate(self._chains(tail)):
-            length, position, previous = LENGTHS[at], self._newest[at][chain], self._previous[at]
+            length, position, previous = MATCH_LENGTHS[at], self._newest[at][chain], self._previous[at]
             wanted, oldest = array("i", tail[-length:]), self._begin + length - 1
             of_length = []
             for _ in range(VISITED):
@@ -97,8 +97,8 @@ class TokenIndex:
                 position = previous[place]
             if not of_length:
                 break
-            found.append(of_length)
-        return found
+            levels.append(of_length)
+        return levels
 
     def _held(self, begin: int, end: int) -> list[int]:
         """The tokens at these positions."""
@@ -109,7 +109,7 @@ class TokenIndex:
         return self._held(max(self._begin, self._end - LONGEST), self._end)
 
     def _chains(self, tail: Sequence[int]) -> list[int]:
-        """Of each of LENGTHS that the end of a text has since the last boundary, the chain."""
+        """Of each of MATCH_LENGTHS that the end of a text has since the last boundary, the chain."""
         chains, key, shift = [], 0, self._shift
         for token, ends in zip(reversed(tail), ENDS, strict=False):
             if token == BOUNDARY:

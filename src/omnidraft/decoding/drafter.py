@@ -23,7 +23,7 @@ from omnidraft.models.beginnings import Beginnings, circle_of, common, shares
 from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
 
-TAIL = 16  # ids that a drafter reads with the logits after them where others may wait: fewer take as long
+TAIL_IDS = 16  # ids that a drafter reads with the logits after them where others may wait: fewer take as long
 WINDOWS = 8  # places in a context where the window of a longer text may begin
 UNUSABLE = "the drafter's logits are NaN or infinite: check its weights, or use another drafter"
 
@@ -182,17 +182,17 @@ class Drafter:
     @property
     def _tail(self) -> int:
         """Ids at the end of a long text that are read with the logits that follow it."""
-        return min(TAIL, self.model.chunk) if self._beside else self.model.chunk
+        return min(TAIL_IDS, self.model.chunk) if self._beside else self.model.chunk
 
     def _catch_up(self) -> Passes[None]:
-        """Read a long text, but for its end, in parts, or of each a beginning; what was read stays whatever happens."""
+        """Read a long text, but for its end, in chunks, or their beginnings; what was read stays whatever happens."""
         while self._behind > self._tail:
             position, held = self._base + len(self._cached), self.sequence.length
             size = min(self.model.chunk, self._behind - (self._tail if self._beside else 0))
-            part = self._text[position : position + size]
-            yield Read(self.sequence, part, 0)
+            chunk = self._text[position : position + size]
+            yield Read(self.sequence, chunk, 0)
             read = self.sequence.length - held
-            self._cached += part[:read]
+            self._cached += chunk[:read]
             self.read += read
 
     def _next_logits(self, drafted: list[int], room: int) -> Passes[torch.Tensor | None]:

@@ -9,7 +9,7 @@ import torch
 from omnidraft.decoding.lane import Turns
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.native.model import native_of
-from omnidraft.models.native.weights import RoundedWeights, Weights
+from omnidraft.models.native.weights import PackedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, check_drafter
 
 
@@ -24,9 +24,9 @@ class LentWeights(TransformersModel):
     @torch.no_grad()
     def load_weights(self, weights: Weights) -> None:
         """Copy these weights in, by the names of `named_parameters`, and the source's for the rest; keep the cache."""
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name, weight in self._source.model.named_parameters():
-            own[name].copy_(weights.get(name, weight))
+            parameters[name].copy_(weights.get(name, weight))
 
 
 class SharedDrafter:
@@ -51,7 +51,7 @@ class SharedDrafter:
         """True if it drafts in 8 bits, and so takes rounded weights."""
         return self._native is not None
 
-    def lend(self, weights: Weights | RoundedWeights | None, before: LanguageModel | None = None) -> LanguageModel:
+    def lend(self, weights: Weights | PackedWeights | None, before: LanguageModel | None = None) -> LanguageModel:
         """A model with these weights over the source's: another object for others, by which caches are told apart.
 
         `before` is what was lent to the same borrower last, whose memory may be given the new weights.
@@ -60,7 +60,7 @@ class SharedDrafter:
             return self.model
         if self._native is not None:
             return self._native.with_weights(weights)
-        if isinstance(weights, RoundedWeights):
+        if isinstance(weights, PackedWeights):
             raise TypeError("weights that are rounded are for the native step")
         lent = copy.copy(before) if isinstance(before, LentWeights) else LentWeights(self.source)
         lent.load_weights(weights)

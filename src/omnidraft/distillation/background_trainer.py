@@ -103,7 +103,7 @@ class BackgroundTrainer:
             start_new_session=True,  # Ctrl-C is for the parent, which says when to end
             env=os.environ
             | {
-                "PYTHONPATH": os.pathsep.join(part for part in sys.path if part and isinstance(part, str)),
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path and isinstance(path, str)),
                 "PYTHONWARNINGS": "ignore",
             },
         )
@@ -279,4 +279,4 @@ class _Worker:
         if self._native is None:
             return Learned(state)
         weights = merged(dict(self._model.named_parameters()), parted(state)[0])
-        return Learned(state, self._native.with_weights(weights).rounded_weights())
+        return Learned(state, self._native.with_weights(weights).packed_weights())

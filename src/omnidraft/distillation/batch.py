@@ -29,25 +29,25 @@ class Batch:
         ids = torch.nn.utils.rnn.pad_sequence([example.ids for example in examples], batch_first=True)
         teachers = [example.teacher for example in examples]
         starts = [i * ids.shape[1] + example.first for i, example in enumerate(examples)]
-        places = torch.cat([part.positions + start for part, start in zip(teachers, starts, strict=True)])
-        joined = {f.name: torch.cat([getattr(part, f.name) for part in teachers]) for f in fields(TeacherDistributions)}
-        before = [0, *itertools.accumulate(len(part.positions) for part in teachers)]
+        places = torch.cat([each.positions + start for each, start in zip(teachers, starts, strict=True)])
+        joined = {f.name: torch.cat([getattr(each, f.name) for each in teachers]) for f in fields(TeacherDistributions)}
+        before = [0, *itertools.accumulate(len(each.positions) for each in teachers)]
         joined["positions"] = torch.arange(before[-1])
-        joined["rows"] = torch.cat([part.rows + count for part, count in zip(teachers, before, strict=False)])
+        joined["rows"] = torch.cat([each.rows + count for each, count in zip(teachers, before, strict=False)])
         teacher = TeacherDistributions(**{name: _usable(tensor, device) for name, tensor in joined.items()})
         return cls(_usable(ids, device), _usable(places, device), teacher)
 
 
 def passes(examples: Sequence[TrainingExample], tokens: int = PASS) -> Iterator[list[TrainingExample]]:
     """Divide examples, in their order, into passes of at most this many `tokens`, padding included."""
-    part: list[TrainingExample] = []
+    one_pass: list[TrainingExample] = []
     for example in examples:
-        if part and (len(part) + 1) * max(len(one.ids) for one in [*part, example]) > tokens:
-            yield part
-            part = []
-        part.append(example)
-    if part:
-        yield part
+        if one_pass and (len(one_pass) + 1) * max(len(each.ids) for each in [*one_pass, example]) > tokens:
+            yield one_pass
+            one_pass = []
+        one_pass.append(example)
+    if one_pass:
+        yield one_pass
 
 
 class LossPositions:

@@ -59,7 +59,7 @@ def compact(base: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor
             continue
         change = (weight - base[name].float()).cpu()
         basis = change @ torch.randn(change.shape[1], KEPT_RANK, generator=generator)
-        basis = torch.linalg.qr(change @ (change.T @ torch.linalg.qr(basis).Q)).Q  # spans nearly its largest parts
+        basis = torch.linalg.qr(change @ (change.T @ torch.linalg.qr(basis).Q)).Q  # spans nearly its largest directions
         state[layer + LORA_A], state[layer + LORA_B] = (basis.T @ change).half(), basis.half()
     return state
 
@@ -109,17 +109,17 @@ def trainable(model: PreTrainedModel, learning: Learning, seed: int) -> tuple[We
 
     LoRA is for the matrices of all layers but the output's.  Raises ConfigError for a model without any.
     """
-    own = copy.deepcopy(model).float().eval()  # no dropout
+    student = copy.deepcopy(model).float().eval()  # no dropout
     if learning.adapter == "full":
-        return dict(own.requires_grad_().named_parameters()), own
-    own.requires_grad_(requires_grad=False)
+        return dict(student.requires_grad_().named_parameters()), student
+    student.requires_grad_(requires_grad=False)
     learned: Weights = {}
-    generator, output = torch.Generator().manual_seed(seed), own.get_output_embeddings()
-    for name, layer in own.named_modules():
+    generator, output = torch.Generator().manual_seed(seed), student.get_output_embeddings()
+    for name, layer in student.named_modules():
         transposed = type(layer).__name__ == "Conv1D"  # of GPT-2
         if (transposed or isinstance(layer, torch.nn.Linear)) and layer is not output:
             addition = _Addition(layer, learning.rank, generator, transposed=transposed)
             learned |= {name + LORA_A: addition.down, name + LORA_B: addition.up}
     if not learned:
         raise ConfigError(f"adapter is 'lora', and {type(model).__name__} has no layer that it fits: use 'full'")
-    return learned, own
+    return learned, student

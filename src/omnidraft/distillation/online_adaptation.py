@@ -24,7 +24,7 @@ from omnidraft.verification.round import Round
 
 if TYPE_CHECKING:
     from omnidraft.distillation.trainer import Counters
-    from omnidraft.models.native.weights import RoundedWeights
+    from omnidraft.models.native.weights import PackedWeights
 
 _log = logging.getLogger("omnidraft")
 
@@ -33,7 +33,7 @@ class Learned(NamedTuple):
     """A state, and all weights of the drafter with it, merged and rounded where it drafts by the native step."""
 
     state: Weights
-    weights: RoundedWeights | None = None  # where they are not made yet
+    weights: PackedWeights | None = None  # where they are not made yet
 
 
 class Learner(Pausable, Protocol):
@@ -81,7 +81,7 @@ class Adaptation:
         self._last: Counters | None = None  # of a learner that has ended
         self._base = dict(shared.source.model.named_parameters())
         self._model = shared.model  # that drafts
-        self._weights: Weights | RoundedWeights | None = None  # that will draft from the next round on
+        self._weights: Weights | PackedWeights | None = None  # that will draft from the next round on
         self.state: Weights = {}
         self._receive(Learned(state or {}))
 

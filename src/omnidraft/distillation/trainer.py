@@ -104,7 +104,7 @@ class Trainer:
         """Keep an answer to learn from, of which `cache` has the active n-grams."""
         self.add(self._example(cache, trace))
 
-    @_outside_inference  # else indices made here could not take part in a backward pass
+    @_outside_inference  # else indices made here could not be used in a backward pass
     def add(self, example: TrainingExample) -> None:
         """Keep a training example, unless it has no term in the loss."""
         if example.positions:
@@ -196,8 +196,8 @@ class Trainer:
         total = sum(example.positions for example in examples)
         self._optimizer.zero_grad()
         with torch.enable_grad():
-            for part in passes(examples):
-                batch = self.batch(part)
+            for one_pass in passes(examples):
+                batch = self.batch(one_pass)
                 logits, hidden = self.read(batch)
                 loss = self.loss(logits, batch.teacher).sum() / total
                 if not bool(torch.isfinite(loss)):
@@ -227,7 +227,7 @@ class Trainer:
     @torch.no_grad()
     def _total(self, examples: Sequence[TrainingExample], model: PreTrainedModel) -> float:
         """Sum of the losses at all positions of these examples."""
-        batches = [self.batch(part) for part in passes(examples)]
+        batches = [self.batch(one_pass) for one_pass in passes(examples)]
         return sum(float(self.loss(self.read(batch, model)[0], batch.teacher).sum()) for batch in batches)
 
     def batch(self, examples: Sequence[TrainingExample]) -> Batch:
@@ -262,16 +262,16 @@ class Trainer:
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from an earlier state; raises ModelError for one of another shape of drafter or adapter."""
         state, head = parted(state)
-        own = self._learned
+        learned = self._learned
         if self.learning.adapter == "full" and any(name.endswith(LORA_B) for name in state):
             state = merged(dict(self._base.named_parameters()), state)
-        if own.keys() != state.keys() or any(p.shape != state[name].shape for name, p in own.items()):
+        if learned.keys() != state.keys() or any(p.shape != state[name].shape for name, p in learned.items()):
             raise ModelError("the learned weights do not fit the drafter and its adapter: use another profile")
         if self.head is not None:
             self.head.load_state(head)
         self._loaded_head = head
         with torch.no_grad():
-            for name, p in own.items():
+            for name, p in learned.items():
                 p.copy_(state[name])
 
     def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any]]:
@@ -305,14 +305,14 @@ class Trainer:
         """
         trained = sum(p.nbytes for p in self._parameters)
         merged = sum(p.nbytes for p in self._model.parameters())
-        positions = max(sum(example.positions for example in part) for part in passes(new))
+        positions = max(sum(example.positions for example in one_pass) for one_pass in passes(new))
         logits: int = 16 * positions * self._base.config.get_text_config().vocab_size
         return free_bytes(self._model.device) > SPARE_BYTES + 5 * trained + merged + logits
 
     def count(self, **more: int) -> None:
         """Add to the counters."""
-        own = self.counters
-        self.counters = replace(own, **{name: getattr(own, name) + count for name, count in more.items()})
+        counters = self.counters
+        self.counters = replace(counters, **{name: getattr(counters, name) + count for name, count in more.items()})
 
 
 def check_memory(model: PreTrainedModel) -> None:

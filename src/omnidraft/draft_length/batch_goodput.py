@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from omnidraft.draft_length.acceptance import DISCOUNT
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, PRIOR, STALL, CostModel
+from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, PRIOR_COST, STALL, CostModel
 from omnidraft.draft_length.goodput_policy import EXPLORATION, Goodput
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 
@@ -26,8 +26,8 @@ class BatchCosts:
         self.costs, self.most = CostModel(row), most
         # of a batch, which a token or a step of one row delays by less than it would delay the row alone
         for each in (self.costs.steps, self.costs.tokens):
-            each.weights = [PRIOR / SPREAD] * 2
-        self.costs.prefill.weights = [PRIOR / PREFILL / SPREAD]
+            each.weights = [PRIOR_COST / SPREAD] * 2
+        self.costs.prefill.weights = [PRIOR_COST / PREFILL / SPREAD]
         self.rows = 1  # of the present pass
         self._tokens = self._time = 1.0  # of the latest passes: tokens a row, and passes without drafts
         self.prompt_id_s = 0.0  # seconds for an id of a prompt; 0 before any is measured

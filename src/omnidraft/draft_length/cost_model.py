@@ -20,9 +20,9 @@ MEMORY = 64  # observations over which a cost is averaged
 LEVEL_MEMORY = 8  # rounds over which the present speed of the machine is averaged
 STALL = 3.0  # times the expected cost: a longer round, in which the machine did something else, is cut to that
 PREFILL = 8  # tokens that the drafter reads in a round beyond one for each step, from which on it is a prefill
-PRIOR = 0.1  # cost of a draft step, or of one more verified token, before any is measured
+PRIOR_COST = 0.1  # cost of a draft step, or of one more verified token, before any is measured
 
-SIZES = (1, 2, 3, 5, 9)  # tokens per timed forward pass of the target
+PASS_SIZES = (1, 2, 3, 5, 9)  # tokens per timed forward pass of the target
 CONTEXT = 64  # tokens in the KV caches before it
 STEPS = 4  # consecutive draft steps that are timed
 LAPS = 5  # at least
@@ -46,8 +46,8 @@ def time_passes(
 
     Medians are taken of each pass's share of its lap, because the speed of a shared machine varies over time.
     """
-    context = max(1, min(CONTEXT, target.context - SIZES[-1], drafter.context - STEPS))
-    sizes = [size for size in SIZES if context + size <= target.context]
+    context = max(1, min(CONTEXT, target.context - PASS_SIZES[-1], drafter.context - STEPS))
+    sizes = [size for size in PASS_SIZES if context + size <= target.context]
     read, drafts = (model.new_sequence() for model in (target, drafter))
     for each in (read, drafts):
         each.crop(0)
@@ -119,9 +119,9 @@ class CostModel:
 
     def __init__(self, row: float = 0.0) -> None:
         self.rows = Linear(row)  # of a row beside the first, in a pass of several
-        self.steps = Linear(PRIOR, PRIOR)  # of the first and of each further step of the drafter
-        self.tokens = Linear(PRIOR, PRIOR)  # of the first and of each further draft token verified
-        self.prefill = Linear(PRIOR / PREFILL)  # of a token of the context that the drafter has yet to read
+        self.steps = Linear(PRIOR_COST, PRIOR_COST)  # of the first and of each further step of the drafter
+        self.tokens = Linear(PRIOR_COST, PRIOR_COST)  # of the first and of each further draft token verified
+        self.prefill = Linear(PRIOR_COST / PREFILL)  # of a token of the context that the drafter has yet to read
         # over the latest rounds: seconds of the target, first_and_more draft tokens, and rows beside the first
         self._mean = [0.0, 0.0, 0.0, 0.0]
         self._seen = 0
@@ -133,7 +133,9 @@ class CostModel:
         costs, (plain, *others) = cls(), passes.target.values()
         costs.steps.weights = [passes.drafter / plain] * 2
         more = [size - 2 for size in passes.target][1:]
-        slope, start = np.polyfit(more, np.divide(others, plain) - 1, 1) if len(others) > 1 else (PRIOR, PRIOR)
+        slope, start = (
+            np.polyfit(more, np.divide(others, plain) - 1, 1) if len(others) > 1 else (PRIOR_COST, PRIOR_COST)
+        )
         costs.tokens.weights = [max(0.0, float(start)), max(0.0, float(slope))]
         return costs
 
@@ -179,8 +181,8 @@ class CostModel:
 
     def resume(self, state: Sequence[float]) -> None:
         """Restore a `state`."""
-        for part, at in ((self.steps, 0), (self.tokens, 3), (self.prefill, 6)):
-            part.resume(state[at : at + len(part.state())])
+        for model, at in ((self.steps, 0), (self.tokens, 3), (self.prefill, 6)):
+            model.resume(state[at : at + len(model.state())])
 
 
 def first_and_more(count: float) -> tuple[float, float]:

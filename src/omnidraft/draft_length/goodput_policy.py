@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXPLORATION = 3.0  # plain steps that an exploration may lose, beside the drafter's prefill; the first one twice that
 INTERVALS = 256, 512  # rounds to the next exploration: at first, and at most
-LENGTHS = 1, 2, 0  # shortest drafts of an exploration, in turns; 0 measures a plain step
+EXPLORED_LENGTHS = 1, 2, 0  # shortest drafts of an exploration, in turns; 0 measures a plain step
 PLAIN_EVERY = 48  # rounds after which one has no draft, to measure a plain step, and one has a draft in any case
 
 MEASURED = "calibrating"
@@ -102,7 +102,7 @@ class Goodput:
         elif self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and self._pays(chance):
             self._counts_alone, self.no_draft_reason = True, None  # explored is where they have nothing to say
         elif self.no_draft_reason in (TOO_DEAR, TOO_SHORT) and not self._first and self._explores():
-            self._forced = LENGTHS[self._rounds % len(LENGTHS)]
+            self._forced = EXPLORED_LENGTHS[self._rounds % len(EXPLORED_LENGTHS)]
             self.no_draft_reason = None if self._forced else MEASURED
         elif self._rounds % PLAIN_EVERY == 0:  # a score whose tokens are never drawn would be misjudged for ever
             self._forced = 1
@@ -256,8 +256,8 @@ class Goodput:
 
     def state(self) -> npt.NDArray[np.float64]:
         """Measurements of this target and drafter as a vector, to restore in another process."""
-        own = [self._length, self._budget, self._interval, self._rounds]
-        return np.array([*own, *self.gain.state(), *self.costs.state(), *self.acceptance.state()])
+        numbers = [self._length, self._budget, self._interval, self._rounds]
+        return np.array([*numbers, *self.gain.state(), *self.costs.state(), *self.acceptance.state()])
 
     def resume(self, state: npt.NDArray[np.float64]) -> None:
         """Restore a `state`; one of another shape or with values that are not finite is ignored."""
@@ -266,9 +266,9 @@ class Goodput:
         numbers = iter(state.tolist())
         self._length, self._budget = next(numbers), next(numbers)
         self._interval, self._rounds = int(next(numbers)), int(next(numbers))
-        parts: tuple[Linear | CostModel | Acceptance, ...] = (self.gain, self.costs, self.acceptance)
-        for part in parts:
-            part.resume([next(numbers) for _ in part.state()])
+        estimates: tuple[Linear | CostModel | Acceptance, ...] = (self.gain, self.costs, self.acceptance)
+        for estimate in estimates:
+            estimate.resume([next(numbers) for _ in estimate.state()])
 
 
 def _mixed(score: float, chance: float, *, same: bool) -> float:

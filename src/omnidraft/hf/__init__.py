@@ -135,11 +135,11 @@ def _refuse_streamer() -> None:
         raise ConfigError("streamer is given, which gets no tokens here: give it as omnidraft_streamer")
 
 
-def _streamer(given: Streamer | None) -> Streamer | None:
+def _streamer(streamer: Streamer | None) -> Streamer | None:
     """Validate a streamer; raises ConfigError for an object that cannot be one."""
-    if given is not None and not (hasattr(given, "put") and hasattr(given, "end")):
-        raise ConfigError(f"omnidraft_streamer is of type {type(given).__name__}: give a streamer of transformers")
-    return given
+    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise ConfigError(f"omnidraft_streamer is of type {type(streamer).__name__}: give a streamer of transformers")
+    return streamer
 
 
 def _drafting(options: Mapping[str, Any] | Drafting | None) -> Drafting:

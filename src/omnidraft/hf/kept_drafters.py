@@ -49,11 +49,11 @@ class ReadyDrafters(dict[tuple[object, ...], Ready]):
 
 def ready_drafters(model: PreTrainedModel) -> ReadyDrafters:
     """The drafters attached to a model, the latest last."""
-    found = getattr(model, MARK, None)
-    if not isinstance(found, ReadyDrafters):
-        found = ReadyDrafters()
-        setattr(model, MARK, found)
-    return found
+    drafters = getattr(model, MARK, None)
+    if not isinstance(drafters, ReadyDrafters):
+        drafters = ReadyDrafters()
+        setattr(model, MARK, drafters)
+    return drafters
 
 
 def make_ready(
@@ -72,12 +72,12 @@ def make_ready(
     if ready is None:
         memory = AnswerMemory() if drafting.counts and drafting.reuse_answers == "memory" else None
         # with other options a drafter is not loaded again
-        found = next((each.adaptive for other, each in kept.items() if other[0] == source), None)
-        loaded, shared = (found.loaded, found.shared) if found else load()
-        own = _tokenizer(target.model, "omnidraft_tokenizer") if tokenizer is None else tokenizer
-        vocab = read_vocab(own, target.vocab_size, target.eos)
+        alike = next((each.adaptive for other, each in kept.items() if other[0] == source), None)
+        loaded, shared = (alike.loaded, alike.shared) if alike else load()
+        target_tokenizer = _tokenizer(target.model, "omnidraft_tokenizer") if tokenizer is None else tokenizer
+        vocab = read_vocab(target_tokenizer, target.vocab_size, target.eos)
         plan = LearningPlan(learning={}, warn=_log.warning)
-        model = LoadedModel(target, own, _name(target.model), GIVEN)
+        model = LoadedModel(target, target_tokenizer, _name(target.model), GIVEN)
         adaptive = attach(model, vocab, loaded, shared, drafting, plan)
         ready = Ready(policy=make_policy(drafting, adaptive.attached.head), adaptive=adaptive, memory=memory)
     kept[key] = ready  # the latest last
@@ -103,8 +103,8 @@ def _source(
     if isinstance(drafter, OmniDraft):
         loaded, shared = shared_drafter(drafter, drafting)
         return shared, lambda: (loaded, shared)
-    given = "missing" if drafter is None else f"of type {type(drafter).__name__}"
-    raise ConfigError(f"omnidraft_drafter is {given}: give {KINDS}")
+    fault = "missing" if drafter is None else f"of type {type(drafter).__name__}"
+    raise ConfigError(f"omnidraft_drafter is {fault}: give {KINDS}")
 
 
 def _shared(drafter: LoadedModel, native_step: bool) -> tuple[LoadedModel, SharedDrafter]:
@@ -112,8 +112,8 @@ def _shared(drafter: LoadedModel, native_step: bool) -> tuple[LoadedModel, Share
 
 
 def _given(drafter: PreTrainedModel, tokenizer: Tokenizer) -> LoadedModel:
-    own = _tokenizer(drafter, "omnidraft_drafter_tokenizer") if tokenizer is None else tokenizer
-    return LoadedModel(TransformersModel(drafter), own, _name(drafter), GIVEN)
+    drafter_tokenizer = _tokenizer(drafter, "omnidraft_drafter_tokenizer") if tokenizer is None else tokenizer
+    return LoadedModel(TransformersModel(drafter), drafter_tokenizer, _name(drafter), GIVEN)
 
 
 def _tokenizer(model: PreTrainedModel, option: str) -> PreTrainedTokenizerBase:

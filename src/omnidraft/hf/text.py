@@ -110,8 +110,10 @@ def sampling_for(
         return known, (), drafting
     if sampled and drafting.drafter_temperature is None:
         # the engine does not see that of the text
-        found = (float(each.temperature) for each in processors if type(each) is TemperatureLogitsWarper)
-        drafting = replace(drafting, drafter_temperature=min(max(next(found, 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE))
+        temperatures = (float(each.temperature) for each in processors if type(each) is TemperatureLogitsWarper)
+        drafting = replace(
+            drafting, drafter_temperature=min(max(next(temperatures, 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE)
+        )
     return Sampling(temperature=float(sampled)), (text.process,), drafting
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from omnidraft.errors import ModelError
 from omnidraft.models.families import BY_TYPE, Family, UnsupportedReason, unknown_family
 from omnidraft.models.gguf.architectures import describe
-from omnidraft.models.gguf.header import QUANTIZATIONS, read_part
+from omnidraft.models.gguf.header import QUANTIZATIONS, read_shard
 from omnidraft.models.gguf.keys import KeyReport
 
 NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "not yet"
@@ -58,7 +58,7 @@ def step_of(family: Family | None, unsupported: UnsupportedReason | None) -> Ste
 def inspect_header(path: Path) -> HeaderFigures:
     """Read the header of a GGUF file, which may be truncated after it; raises ModelError for a damaged one."""
     try:
-        header = read_part(path, cut=True)
+        header = read_shard(path, cut=True)
     except OSError as error:
         raise ModelError(f"cannot read {path} ({error}): give a GGUF file") from error
     described = None

@@ -41,7 +41,7 @@ class Memory:
 class Model:
     """Figures of one model; None is unknown."""
 
-    name: str  # hub id, or the last part of the path
+    name: str  # hub id, or the last name of the path
     vocabulary: Vocabulary | None
     memory: Memory | None
     step: StepReport | None

@@ -19,7 +19,7 @@ from omnidraft.inspection.vocabularies import Special, Spellings, specials, spel
 from omnidraft.models.loading import load_model
 
 Say = Callable[[str], None]
-LENGTHS = (1, 2, 4, 8)  # draft tokens per round
+DRAFT_LENGTHS = (1, 2, 4, 8)  # draft tokens per round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +84,13 @@ def inspect_pair(target: str | Path, drafter: str | Path, *, time: bool = False,
 
 
 def break_evens(costs: CostModel) -> tuple[BreakEven, ...]:
-    """The break-even at each of LENGTHS."""
-    found = []
-    for length in LENGTHS:
+    """The break-even at each of DRAFT_LENGTHS."""
+    lengths = []
+    for length in DRAFT_LENGTHS:
         cost = 1 + costs.steps.of(length) + costs.tokens.of(length)
         acceptance = acceptance_at(cost, length)
-        found.append(BreakEven(length=length, cost=cost, acceptance=acceptance, best=(1 + length) / cost))
-    return tuple(found)
+        lengths.append(BreakEven(length=length, cost=cost, acceptance=acceptance, best=(1 + length) / cost))
+    return tuple(lengths)
 
 
 def acceptance_at(cost: float, length: int) -> float | None:

@@ -119,10 +119,10 @@ def spellings(table: SpellingTable, drafter: Language, target: Language) -> Spel
 
 def specials(drafter: Language, target: Language) -> tuple[Special, ...]:
     """All target tokens without bytes, by id; rows without a token are left out."""
-    found = special_map(target.vocab, drafter.vocab)
+    pairs = special_map(target.vocab, drafter.vocab)
     return tuple(
         Special(token=token_of(target, t), becomes=None if d is None else token_of(drafter, d))
-        for t, d in sorted(found.items())
+        for t, d in sorted(pairs.items())
         if t < target.vocab.size and target.vocab.tokens[t] is None
     )
 

@@ -1,4 +1,4 @@
-"""The parts of a chat template between the words of a conversation, as ids of a teacher."""
+"""What a chat template writes between the words of a conversation, as ids of a teacher."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ChatTurns:
         self.between = ids[1:] if ids[:1] == [end] else []  # from the end of an answer to the next words, if it can be
 
     def ids(self, text: str) -> list[int]:
-        """The ids of a part of a conversation."""
-        found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
+        """The ids of a piece of a conversation."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def prompt(self, prompt: Prompt) -> list[int]:
         """The ids of a prompt, up to the answer."""

@@ -35,14 +35,14 @@ def cut_model(source: PreTrainedModel, layers: Sequence[int], kept: Sequence[int
         smaller: PreTrainedModel = type(source)(config)
     names = {f"layers.{new}.": f"layers.{old}." for new, old in enumerate(layers)}
     rows = torch.tensor(kept, device=source.device)
-    weights, own = source.state_dict(), {}
+    weights, cut = source.state_dict(), {}
     for name, empty in smaller.state_dict().items():
-        head, found, rest = _split(name, names)
-        weight = weights[head + names[found] + rest if found else name]
-        own[name] = (weight if weight.shape == empty.shape else weight[rows]).float().cpu().clone()
+        head, prefix, rest = _split(name, names)
+        weight = weights[head + names[prefix] + rest if prefix else name]
+        cut[name] = (weight if weight.shape == empty.shape else weight[rows]).float().cpu().clone()
     # the buffers of position embeddings are in no state: they are made anew from the config
     result: PreTrainedModel = type(source)(config).float()
-    result.load_state_dict(own)
+    result.load_state_dict(cut)
     result.tie_weights()
     result.generation_config.bos_token_id = None
     result.generation_config.eos_token_id = result.generation_config.pad_token_id = end
@@ -57,23 +57,23 @@ def copy_trained(
     The other rows are moved as those have been: by the affine map that comes nearest to them (least squares).
     Raises ConfigError where their layers differ in number or shape, and for models of different tokenizers.
     """
-    own, weights = model.state_dict(), trained.state_dict()  # they share the memory of the models
+    parameters, weights = model.state_dict(), trained.state_dict()  # they share the memory of the models
     size = trained.config.vocab_size
     common = [(ids[word], its[word]) for word in sorted(ids) if its.get(word, size) < size]
     embeddings = _embeddings(model)
-    of_tokens = {name for name, weight in own.items() if weight.data_ptr() in embeddings}
+    of_tokens = {name for name, weight in parameters.items() if weight.data_ptr() in embeddings}
 
     def shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
         return {name: weight.shape[name in of_tokens :] for name, weight in weights.items()}
 
-    if not common or len(embeddings) != len(_embeddings(trained)) or shapes(own) != shapes(weights):
+    if not common or len(embeddings) != len(_embeddings(trained)) or shapes(parameters) != shapes(weights):
         raise ConfigError("the drafter to begin with is of other layers or another source: give those of the drafter")
     rows, others = torch.tensor(common).T
-    for name, weight in own.items():
+    for name, weight in parameters.items():
         if name in of_tokens:
             learned = weights[name][others].to(weight)
-            given = torch.cat([weight, weight.new_ones(len(weight), 1)], 1)
-            weight.add_(given @ torch.linalg.lstsq(given[rows], learned - weight[rows]).solution)
+            inputs = torch.cat([weight, weight.new_ones(len(weight), 1)], 1)
+            weight.add_(inputs @ torch.linalg.lstsq(inputs[rows], learned - weight[rows]).solution)
             weight[rows] = learned
         else:
             weight.copy_(weights[name])

@@ -44,13 +44,13 @@ class _Text:
 
     def refresh(self) -> None:
         """Read the shards that are new."""
-        found = shards.find(self.folder)
-        for path in found[self.read :]:
+        paths = shards.find(self.folder)
+        for path in paths[self.read :]:
             for each in shards.load(path):
                 example = self.examples.of(each)
                 if example.positions:
                     (self.training if each.number % HELD_OUT else self.held_out).append(example)
-        self.read = len(found)
+        self.read = len(paths)
 
 
 def text_folder(out: Path, teacher: LoadedModel) -> Path:
@@ -75,8 +75,8 @@ def train(
     have, InputError where there is no text to learn from.
     """
     for teacher in teachers:
-        found = shards.find(folder := text_folder(out, teacher))
-        if not any(each.number % HELD_OUT for path in found for each in shards.load(path)):
+        paths = shards.find(folder := text_folder(out, teacher))
+        if not any(each.number % HELD_OUT for path in paths for each in shards.load(path)):
             raise InputError(f"there is no text of {teacher.name} in {folder} but what is held out: write it first")
     if begin is not None and (out / "config.json").exists():
         say(f"{out} holds a drafter already, which is trained on: it does not begin with the weights of {begin.name}")
@@ -162,8 +162,8 @@ def _save(
     for text in texts:
         rates = trainer.evaluate(text.held_out) if text.held_out else (None, None)
         read = sum(len(each.ids) for each in text.training)
-        found = {"text_tokens": read, "greedy": rates[0], "temperature_1": rates[1]}
-        record["acceptance_of_held_out_text"][text.folder.name] = found
+        figures = {"text_tokens": read, "greedy": rates[0], "temperature_1": rates[1]}
+        record["acceptance_of_held_out_text"][text.folder.name] = figures
     replace_file(out / "training.json", (json.dumps(record, indent=2) + "\n").encode())
     shown = json.dumps(record["acceptance_of_held_out_text"])
     say(f"{trainer.tokens:,} tokens, loss {trainer.loss:.3f}; accepted of held-out text: {shown}")
@@ -173,10 +173,10 @@ def save_drafter(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out
     """Write a drafter in bfloat16 as a folder that `transformers` loads."""
     from safetensors.torch import save
 
-    own = model.state_dict()
+    state = model.state_dict()
     if model.config.tie_word_embeddings:
-        own.pop("lm_head.weight")
-    weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in own.items()}
+        state.pop("lm_head.weight")
+    weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in state.items()}
     config: Any = model.config.to_dict() | {"dtype": "bfloat16", "architectures": [type(model).__name__]}
     type(model.config).from_dict(config).save_pretrained(out)
     model.generation_config.save_pretrained(out)

@@ -52,8 +52,8 @@ def load(path: Path) -> Iterator[TeacherConversation]:
     for number, (start, end) in zip(shard["numbers"].tolist(), itertools.pairwise(shard["offsets"]), strict=True):
         top = slice(counts[start], counts[end])
         place = slice(start, end)
-        parts = shard["ids"][place], shard["written"][place], shard["top_ids"][top], shard["top_logprobs"][top]
-        yield TeacherConversation(number, *parts)
+        columns = shard["ids"][place], shard["written"][place], shard["top_ids"][top], shard["top_logprobs"][top]
+        yield TeacherConversation(number, *columns)
 
 
 def find(folder: Path) -> list[Path]:

@@ -126,7 +126,7 @@ class Teacher:
         planned = (row for row in map(self._plan, numbers) if len(row.ids) <= self._longest_prompt)
         rows = list(itertools.islice(planned, self._writing.batch_size))
         texts = [self._lm.new_sequence() for _ in rows]
-        tried = found = 0
+        tried = ended = 0
         while True:
             finished = []
             self._step(rows, texts)
@@ -135,8 +135,8 @@ class Teacher:
                     continue
                 if row.whole:
                     finished.append(row.conversation())
-                tried, found = tried + 1, found + bool(row.whole)
-                if tried >= TRIED and not found and all(each.asking for each in rows):
+                tried, ended = tried + 1, ended + bool(row.whole)
+                if tried >= TRIED and not ended and all(each.asking for each in rows):
                     raise ModelError(f"{self._name} ends no question of its own: use another, or self_asked=0")
                 rows[slot] = next(planned)
                 texts[slot].crop(0)
@@ -146,8 +146,8 @@ class Teacher:
         """The beginning of a conversation: a prompt, or an opening."""
         rng = np.random.default_rng([0, number])
         greedy, temperature = rng.random() < GREEDY, float(rng.uniform(0.5, 1))
-        own = rng.random() < self._writing.self_asked
-        if asking := own or not self._prompts:
+        self_asked = rng.random() < self._writing.self_asked
+        if asking := self_asked or not self._prompts:
             ids = self._chat.header + self._chat.ids(_drawn(rng, OPENINGS))
         else:
             ids = self._chat.prompt(self._prompts[self._order[number % len(self._prompts)]])
@@ -217,8 +217,8 @@ def write_text(
     Raises ModelError where the model cannot be a teacher, InputError where all prompts are too long for it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = shards.find(folder)
-    kept = [(each.number, int(each.written.sum())) for path in found for each in shards.load(path)]
+    paths = shards.find(folder)
+    kept = [(each.number, int(each.written.sum())) for path in paths for each in shards.load(path)]
     done, tokens = {number for number, _ in kept}, sum(size for _, size in kept)
     if tokens >= writing.text_tokens:
         return
@@ -232,8 +232,8 @@ def write_text(
         wrote, passed = sum(int(each.written.sum()) for each in finished), time.monotonic() - began
         if not finished or (tokens + wrote < writing.text_tokens and passed < writing.shard_minutes * 60):
             continue
-        shards.save(folder / f"shard-{len(found):05d}.npz", finished)
-        found, tokens = shards.find(folder), tokens + wrote
+        shards.save(folder / f"shard-{len(paths):05d}.npz", finished)
+        paths, tokens = shards.find(folder), tokens + wrote
         say(f"{loaded.name}: {tokens:,} tokens written, {wrote / passed:.0f} a second")
         if tokens >= writing.text_tokens:
             return

@@ -39,20 +39,20 @@ class Examples:
     def __init__(
         self, drafter: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, teacher_size: int, ends: Sequence[int]
     ) -> None:
-        own, target = read_vocab(drafter, drafts=True), read_vocab(teacher, teacher_size, ends)
-        speller = Speller(drafter, own)
-        table = build_table(own, target, speller, Speller(teacher, target))
+        drafter_vocab, target = read_vocab(drafter, drafts=True), read_vocab(teacher, teacher_size, ends)
+        speller = Speller(drafter, drafter_vocab)
+        table = build_table(drafter_vocab, target, speller, Speller(teacher, target))
         self._cache = NgramCache(table)
-        self._context = DrafterContext(table, target, own, speller)
+        self._context = DrafterContext(table, target, drafter_vocab, speller)
 
     def of(self, conversation: TeacherConversation) -> TrainingExample:
         """The example of a conversation; where the text is not the teacher's, what stands there is certain."""
         begun = int(conversation.written.argmax())
         tokens = conversation.ids[begun:].tolist()
-        found = iter(zip(conversation.top_ids, np.exp(conversation.top_logprobs.astype(np.float32)), strict=True))
+        likely = iter(zip(conversation.top_ids, np.exp(conversation.top_logprobs.astype(np.float32)), strict=True))
         distributions = tuple(
-            _likely(*next(found)) if own else SparseProbs(np.array([token], np.int32), np.ones(1, np.float32))
-            for token, own in zip(tokens, conversation.written[begun:].tolist(), strict=True)
+            _likely(*next(likely)) if by_teacher else SparseProbs(np.array([token], np.int32), np.ones(1, np.float32))
+            for token, by_teacher in zip(tokens, conversation.written[begun:].tolist(), strict=True)
         )
         written = tuple(tuple(self._context.tokens([token])) for token in tokens)
         prompt = tuple(self._context.prompt(conversation.ids[:begun].tolist()))
@@ -97,8 +97,8 @@ class DrafterTrainer:
         kind = "forward" if left > settings.decay else "forward+tv"
         total, loss = sum(example.positions for example in examples), 0.0
         self._optimizer.zero_grad()
-        for part in _passes(examples):
-            logits, teacher = self.read(part)
+        for one_pass in _passes(examples):
+            logits, teacher = self.read(one_pass)
             share = divergence(logits, teacher, kind).sum() / total
             share.backward()
             loss += float(share.detach())
@@ -110,7 +110,7 @@ class DrafterTrainer:
     @torch.no_grad()
     def evaluate(self, examples: Sequence[TrainingExample]) -> tuple[float, float]:
         """Acceptance probability of the drafter's tokens in these examples, greedy and at temperature 1."""
-        rates = [acceptance(*self.read(part), 1.0) for part in _passes(examples)]
+        rates = [acceptance(*self.read(one_pass), 1.0) for one_pass in _passes(examples)]
         greedy, sampled = torch.cat(rates).mean(0).tolist()
         return greedy, sampled
 
@@ -136,7 +136,7 @@ class DrafterTrainer:
 
 
 def _passes(examples: Sequence[TrainingExample]) -> Iterator[list[TrainingExample]]:
-    """The examples in passes, those of like length together."""
+    """The examples in passes, those of like length one_pass."""
     return passes(sorted(examples, key=lambda each: len(each.ids)), PASS)
 
 

@@ -1,7 +1,7 @@
 """Choose the tokens of a smaller BPE vocabulary, and cut a tokenizer to them.
 
 A token can go once no longer token that stays is merged from it; the least used one goes first, and its uses become
-uses of its two parts (leaf-based pruning).
+uses of the two tokens that it is merged of (leaf-based pruning).
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def choose_tokens(tokenizer: PreTrainedTokenizerBase, counts: Mapping[int, int],
     state, end = _bpe(tokenizer), tokenizer.eos_token_id
     ids: dict[str, int] = state["model"]["vocab"]
     added = {token["id"] for token in state["added_tokens"]}
-    made: dict[int, list[tuple[int, int]]] = {}
-    users = Counter[int]()  # merges that a token is a part of
+    merges: dict[int, list[tuple[int, int]]] = {}
+    users = Counter[int]()  # merges that take a token
     for left, right in state["model"]["merges"]:
-        parts = ids[left], ids[right]
-        made.setdefault(ids[left + right], []).append(parts)
-        users.update(parts)
+        pair = ids[left], ids[right]
+        merges.setdefault(ids[left + right], []).append(pair)
+        users.update(pair)
     kept = (set(ids.values()) - added) | {end}
-    least = len(kept) - len(made)
+    least = len(kept) - len(merges)
     if not least < size <= len(kept):
         raise ModelError(f"a vocabulary of {size} tokens cannot be cut from this one: use {least + 1} to {len(kept)}")
     used = Counter({token: counts.get(token, 0) for token in kept})
-    leaves = [(used[token], -token) for token in made if not users[token]]
+    leaves = [(used[token], -token) for token in merges if not users[token]]
     heapq.heapify(leaves)
     while len(kept) > size:
         count, negative = heapq.heappop(leaves)
@@ -60,12 +60,12 @@ def choose_tokens(tokenizer: PreTrainedTokenizerBase, counts: Mapping[int, int],
             heapq.heappush(leaves, (used[-negative], negative))
             continue
         kept.remove(-negative)
-        for merge in made[-negative]:
-            for part in merge:
-                users[part] -= 1
-                used[part] += count
-                if not users[part] and part in made:
-                    heapq.heappush(leaves, (used[part], -part))
+        for merge in merges[-negative]:
+            for token in merge:
+                users[token] -= 1
+                used[token] += count
+                if not users[token] and token in merges:
+                    heapq.heappush(leaves, (used[token], -token))
     return sorted(kept)
 
 

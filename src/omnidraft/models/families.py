@@ -70,7 +70,7 @@ class Family:
     window: str = NEVER
     rotates: Callable[[Config, int], bool] = lambda _config, _layer: True  # by number of layer
     interleaved: bool = False  # neighbors are rotated, and no halves
-    partial: bool = False  # a part of each head may be rotated
+    partial: bool = False  # some entries of each head alone may be rotated
     tempered: bool = False  # queries may have a factor that grows with the position
     # MLP
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -96,7 +96,7 @@ class Family:
         return float(getattr(config, name, None) or 0) if name else 0.0
 
     def unsupported_reason(self, config: Config) -> UnsupportedReason | None:
-        """Return the first part of a config that no switch covers."""
+        """Return the first setting of a config that no switch covers."""
         return next(self._unsupported(config), None)
 
     def _unsupported(self, config: Config) -> Iterator[UnsupportedReason]:
@@ -110,8 +110,8 @@ class Family:
             yield UnsupportedReason("activation", self.activation, f"its activation is {activation}")
         for kind, rope in rotations_of(config).items():
             name = ".".join(filter(None, ("rope_parameters", kind, "rope_type")))
-            if (found := rope.get("rope_type", "default")) not in ROTATIONS:
-                yield UnsupportedReason("rotation", name, f"its rotary positions are of type {found}")
+            if (rotation := rope.get("rope_type", "default")) not in ROTATIONS:
+                yield UnsupportedReason("rotation", name, f"its rotary positions are of type {rotation}")
         for number in (self.embedding, self.residual, self.logits, self.scale or Number()):
             if number.name and not 0 < (factor := float(getattr(config, number.name))) < math.inf:
                 yield UnsupportedReason("factor", number.name, f"{number.name} is {factor} in its config")
@@ -129,9 +129,9 @@ def heads_of(config: Config) -> tuple[int, int, int]:
 
 def rotations_of(config: Config) -> dict[str, dict[str, Any]]:
     """The parameters of the rotation by kind of layer; one for all has an empty name."""
-    found = config.rope_parameters or {}
-    kinds = {kind: part for kind, part in found.items() if isinstance(part, dict)}
-    return kinds or {"": found}
+    parameters = config.rope_parameters or {}
+    kinds = {kind: each for kind, each in parameters.items() if isinstance(each, dict)}
+    return kinds or {"": parameters}
 
 
 # ---------------------------------------------------------------- the table

@@ -46,14 +46,14 @@ def check_class(config: Any, source: str) -> None:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
     mappings: tuple[Any, ...] = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING)
-    found = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
-    classes = [kind for each in found for kind in (each if isinstance(each, tuple) else (each,))]
+    mapped = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
+    classes = [kind for each in mapped for kind in (each if isinstance(each, tuple) else (each,))]
     known = {_letters(each.__name__) for each in classes}
     named = [name for name in getattr(config, "architectures", None) or () if isinstance(name, str)]
     for name in named:
         kind = getattr(transformers, name, None)
-        own = kind is not None and getattr(kind, "config_class", None) is type(config) and kind.can_generate()
-        if own or _letters(name) in known:
+        known_config = kind is not None and getattr(kind, "config_class", None) is type(config) and kind.can_generate()
+        if known_config or _letters(name) in known:
             return
     if named:
         raise ModelError(
@@ -68,15 +68,17 @@ def _letters(name: str) -> str:
 
 def check_quantizer(config: Any, source: str) -> None:
     """Raise ModelError for weights in a format that `transformers` cannot read on this machine."""
-    given = getattr(config, "quantization_config", getattr(config, "quantization", None))
-    if given is None:
+    quantization = getattr(config, "quantization_config", getattr(config, "quantization", None))
+    if quantization is None:
         return
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    method = given.get("quant_method") if isinstance(given, dict) else given.quant_method
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
     method = method or ("MLX" if hasattr(config, "quantization") else "a method without a name")
     try:
-        AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None, weights_only=True)
+        AutoHfQuantizer.from_config(quantization, pre_quantized=True).validate_environment(
+            device_map=None, weights_only=True
+        )
     except Exception as error:  # of a package that is not installed, or of anything in the config
         reason = textwrap.shorten(str(error), 200, placeholder=" ...")
         raise ModelError(
@@ -91,7 +93,8 @@ def not_a_model(folder: Path) -> str | None:
         return pointer_fault(str(pointer))
     there = {"config.json": (folder / "config.json").exists()}
     there["weights"] = any(next(folder.glob(f"*{suffix}"), None) for suffix in (".safetensors", ".bin"))
-    lacking = next((part for part, found in there.items() if not found), None)  # collections of GGUF files have configs
+    # collections of GGUF files have configs
+    lacking = next((name for name, exists in there.items() if not exists), None)
     if lacking and (files := sorted(folder.glob(f"*{SUFFIX}"))):
         return f"folder {str(folder)!r} holds GGUF files and no {lacking}: give a file, as {str(files[0])!r}"
     return None

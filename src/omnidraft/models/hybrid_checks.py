@@ -72,7 +72,7 @@ def no_drafts(new: Callable[[], DynamicCache], run: Run, vocab_size: int, dtype:
     exact = dtype in (torch.float32, torch.float64)
     of_states, of_logits = (STATES, LOGITS) if exact else (ROUNDED_STATES, ROUNDED_LOGITS)
     for scale in (1.0, LARGE):
-        found = []
+        readings = []
         for step in (1, COUNT - BEFORE):
             cache = new()
             run(cache, ids[:BEFORE], 0, 1)
@@ -82,8 +82,8 @@ def no_drafts(new: Callable[[], DynamicCache], run: Run, vocab_size: int, dtype:
             for state in (state for layer in layers for state in layer.recurrent_states.values() if state is not None):
                 state.mul_(scale)
             rows = [run(cache, ids[at : at + step], at, 1)[-1] for at in range(BEFORE, COUNT, step)]
-            found.append((states(layers[:1]), rows[-1].float()))  # in deeper layers rounding adds up
-        (one, last), (several, whole) = found
+            readings.append((states(layers[:1]), rows[-1].float()))  # in deeper layers rounding adds up
+        (one, last), (several, whole) = readings
         if max(map(_distance, one, several)) > of_states:
             return ONE_BY_ONE
         if scale == 1 and _distance(last - last.mean(), whole - whole.mean()) > of_logits:

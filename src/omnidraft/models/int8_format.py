@@ -1,7 +1,7 @@
 """Matrices in 8 bits: integers with one scale a row, how they are rounded, and how a file holds them.
 
 In a file of this kind a matrix NAME (out, in) is int8 and has beside it NAME.scale, float32 (out); a row's weights are
-its integers times its scale.  Vectors are as they were.  The file's metadata says so, `FORMAT`.
+its integers times its scale.  Vectors are as they were.  The file's metadata says so, `INT8_FORMAT`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from omnidraft.errors import ModelError
 
 FILE = "model.int8.safetensors"  # another name than that of files which `transformers` reads: it knows no scales
-FORMAT = "omnidraft int8 rows"  # the entry "format" of the metadata
+INT8_FORMAT = "omnidraft int8 rows"  # the entry "format" of the metadata
 SCALE = ".scale"
 LARGEST = 127  # of a rounded weight
 
@@ -49,13 +49,13 @@ def restored(name: str, stored: torch.Tensor, scales: torch.Tensor | None) -> to
 
 def packed(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of a file of this kind, of a model's weights by name; raises ModelError for NaN or infinite ones."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         if weight.ndim != 2:
-            found[name] = weight.contiguous()
+            tensors[name] = weight.contiguous()
             continue
         integers, scales = rounded(weight)
         if not scales.isfinite().all():
             raise ModelError(f"weights {name} are NaN or infinite: get the complete files of the model")
-        found |= {name: integers.to(torch.int8), f"{name}{SCALE}": scales}
-    return found
+        tensors |= {name: integers.to(torch.int8), f"{name}{SCALE}": scales}
+    return tensors

@@ -44,7 +44,7 @@ SLOWER = 1.25  # times the other's: two that are closer must not be chosen by th
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
 HINT_PARAMETERS = 100_000_000  # below, a token takes milliseconds in any dtype, and most such models are for tests
 HINT_TIMES = 2.0  # those of 8 bits: a dtype that takes fewer is no slow path
-# tensors that leave the logits of a text as they are: constants that were stored once, and parts for images or drafts
+# tensors that leave the logits of a text as they are: constants that were stored once, and weights for images or drafts
 UNREAD = re.compile(
     r"(\.inv_freq|_positions\.weights|\batt(entio)?n\.((masked_)?bias|causal_mask))$|^(model\.)?(mtp|vis|audio|multi_m)"
 )
@@ -179,20 +179,20 @@ def _read_model(
 
 def _end_turns(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Have a chat model end at its tokenizer's end token, too, where only a config of its base model names others."""
-    generation, own = model.generation_config, tokenizer.eos_token_id
+    generation, end = model.generation_config, tokenizer.eos_token_id
     known = generation.eos_token_id
     known = known if isinstance(known, list) else [known]
     derived = getattr(generation, "_from_model_config", False)  # there is no generation_config.json
-    if derived and getattr(tokenizer, "chat_template", None) and None not in (own, *known) and own not in known:
-        generation.eos_token_id = [*known, own]
+    if derived and getattr(tokenizer, "chat_template", None) and None not in (end, *known) and end not in known:
+        generation.eos_token_id = [*known, end]
 
 
 def _unsupported_reason(skeleton: PreTrainedModel, place: torch.device) -> str | None:
     """Return the reason why a model cannot be used in 8 bits, or None."""
     if place.type != "cpu":
         return f"it is on {place.type}"
-    found = native_model.unsupported_reason(skeleton)
-    return None if found is None else str(found)
+    reason = native_model.unsupported_reason(skeleton)
+    return None if reason is None else str(reason)
 
 
 def load_skeleton(name: str | Path, say: Callable[[str], None] = _log.info) -> PreTrainedModel:
@@ -278,14 +278,14 @@ def _restore_pipeline(tokenizer: PreTrainedTokenizerBase, source: str, local: bo
 
     options: dict[str, Any] = {"local_files_only": local, "_raise_exceptions_for_missing_entries": False}
     if path := cached_file(source, "tokenizer.json", **options):
-        own, backend = Tokenizer.from_file(path), cast("Any", tokenizer).backend_tokenizer
-        for part in ("model", "normalizer", "pre_tokenizer", "decoder"):
-            setattr(backend, part, getattr(own, part))
+        complete, backend = Tokenizer.from_file(path), cast("Any", tokenizer).backend_tokenizer
+        for component in ("model", "normalizer", "pre_tokenizer", "decoder"):
+            setattr(backend, component, getattr(complete, component))
         backend.add_tokens([])  # those that are normalized before they are looked for are normalized anew
 
 
 @contextmanager
-def _reading(part: str, source: str, local: bool) -> Iterator[None]:
+def _reading(name: str, source: str, local: bool) -> Iterator[None]:
     """Turn any exception inside into a ModelError of one line, and silence the logging of `transformers`."""
     from transformers.utils import logging
 
@@ -300,12 +300,12 @@ def _reading(part: str, source: str, local: bool) -> Iterator[None]:
         if is_shortage(error):
             raise
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
-        others = ("*.model", "vocab.*", "*.tiktoken") if part == "tokenizer.json" else ()  # other forms of a tokenizer
+        others = ("*.model", "vocab.*", "*.tiktoken") if name == "tokenizer.json" else ()  # other forms of a tokenizer
         if local and (fault := not_a_model(Path(source))):
             raise ModelError(fault) from error
-        if local and part.endswith(".json") and not any(any(Path(source).glob(each)) for each in (part, *others)):
-            raise ModelError(f"folder {source!r} has no {part}: get the complete files of the model") from error
-        raise ModelError(f"cannot read the {part} of model {source!r} ({reason}): {fix}") from error
+        if local and name.endswith(".json") and not any(any(Path(source).glob(each)) for each in (name, *others)):
+            raise ModelError(f"folder {source!r} has no {name}: get the complete files of the model") from error
+        raise ModelError(f"cannot read the {name} of model {source!r} ({reason}): {fix}") from error
     finally:
         logging.set_verbosity(level)
 

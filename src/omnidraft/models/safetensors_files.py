@@ -39,8 +39,8 @@ def lacks_metadata(folder: Path) -> bool:
 
 
 def _index(path: Path | str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    return found
+    index: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    return index
 
 
 class Tensors(Mapping[str, torch.Tensor]):
@@ -82,10 +82,11 @@ class Tensors(Mapping[str, torch.Tensor]):
             counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
         return counts
 
-    def _set_scales_apart(self, found: object) -> None:
-        if found != int8_format.FORMAT:
+    def _set_scales_apart(self, version: object) -> None:
+        if version != int8_format.INT8_FORMAT:
             raise ModelError(
-                f"{int8_format.FILE} of {self._source!r} is of format {found!r}: get one of {int8_format.FORMAT!r}"
+                f"{int8_format.FILE} of {self._source!r} is of format {version!r}: "
+                f"get one of {int8_format.INT8_FORMAT!r}"
             )
         self._scales = {name for name in self._files if name.endswith(int8_format.SCALE)}
         for name in self._scales:
@@ -100,19 +101,19 @@ class Tensors(Mapping[str, torch.Tensor]):
         if index is None:
             raise FileNotFoundError(f"neither {SINGLE} nor {INDEX} nor {int8_format.FILE} is there")
         names = sorted(set(_index(index)["weight_map"].values()))
-        found = {name: self._path(name) for name in names}
-        if missing := [name for name, path in found.items() if path is None]:
+        paths = {name: self._path(name) for name in names}
+        if missing := [name for name, path in paths.items() if path is None]:
             raise ModelError(
                 f"weights {missing[0]!r} are missing, which {INDEX} names: get the complete files of the model"
             )
-        return [path for path in found.values() if path is not None]
+        return [path for path in paths.values() if path is not None]
 
     def _path(self, name: str) -> str | None:
         from transformers.utils.hub import cached_file
 
         options: dict[str, Any] = {"local_files_only": self._local, "_raise_exceptions_for_missing_entries": False}
-        found: str | None = cached_file(self._source, name, **options)
-        return found
+        path: str | None = cached_file(self._source, name, **options)
+        return path
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if not name.startswith((self._prefix, HEAD)):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import DynamicCache
 
 LONG = 64  # committed ids from which on a text gets a checkpoint near its end
-TAIL = 16  # ids after it: a chat template may write the end of a prompt anew in the next turn
+PROMPT_TAIL_IDS = 16  # ids after it: a chat template may write the end of a prompt anew in the next turn
 BEGINNINGS = 2  # checkpoints that stay for later requests
 
 
@@ -51,22 +51,22 @@ class Checkpoints:
 
         The last `keep - 1` of them are taken for a draft.
         """
-        committed, found = length + count - max(0, keep - 1), dict[int, bool]()
+        committed, places = length + count - max(0, keep - 1), dict[int, bool]()
         if keep and committed - length >= LONG:
-            found[committed - TAIL] = True
+            places[committed - PROMPT_TAIL_IDS] = True
         elif keep > 1 and length > max((each.length for each in self._all), default=0):
-            found[length] = False
+            places[length] = False
         if length < self._parted < committed:
-            found[self._parted] = True
-        return found
+            places[self._parted] = True
+        return places
 
     def save(self, cache: DynamicCache, length: int, *, stays: bool) -> None:
         """Copy the states of a cache, which holds that many tokens; one that `stays` outlives later ones."""
-        made = Checkpoint(length, [state.clone() for state in states(state_layers(cache))])
+        checkpoint = Checkpoint(length, [state.clone() for state in states(state_layers(cache))])
         if stays:
-            self._beginnings = [*self._beginnings, made][-BEGINNINGS:]
+            self._beginnings = [*self._beginnings, checkpoint][-BEGINNINGS:]
         else:
-            self._latest = made
+            self._latest = checkpoint
 
     def back(self, cache: DynamicCache, length: int, held: int) -> int:
         """Restore a cache of `held` tokens to a checkpoint of at most `length` tokens; return its length.

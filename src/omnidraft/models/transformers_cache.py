@@ -83,8 +83,8 @@ def _growing(layer: Any) -> Any:
     if not isinstance(layer, DynamicLayer):
         return layer
     # mypy knows of no class that is both
-    made: Any = HybridLayer if issubclass(type(layer), LinearAttentionCacheLayerMixin) else GrowingLayer
-    return made(number_of_states=getattr(layer, "number_of_states", 1))
+    kind: Any = HybridLayer if issubclass(type(layer), LinearAttentionCacheLayerMixin) else GrowingLayer
+    return kind(number_of_states=getattr(layer, "number_of_states", 1))
 
 
 def state_layers(cache: DynamicCache) -> list[Any]:

@@ -20,7 +20,7 @@ from omnidraft.models.memory import raise_for_pass
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-CHUNK = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
+CHUNK_IDS = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
 SHARED_CHUNK, WORK = (
     16,
     2**34,
@@ -95,7 +95,7 @@ class TransformersModel(PretrainedModel):
     and reads what follows the first pass of a text token by token.
     """
 
-    chunk, joint, generates, rows_independent = CHUNK, False, True, False
+    chunk, joint, generates, rows_independent = CHUNK_IDS, False, True, False
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
@@ -103,7 +103,7 @@ class TransformersModel(PretrainedModel):
         weights = sum(each.numel() for each in model.parameters())
         # by the model alone, as logits depend on how a prompt is parted
         self.shared_chunk = (
-            min(CHUNK, max(SHARED_CHUNK, WORK // max(1, weights))) if self.device.type == "cpu" else CHUNK
+            min(CHUNK_IDS, max(SHARED_CHUNK, WORK // max(1, weights))) if self.device.type == "cpu" else CHUNK_IDS
         )
         self.precision = str(model.dtype).removeprefix("torch.")
         parameters = inspect.signature(model.forward).parameters
@@ -129,8 +129,8 @@ class TransformersModel(PretrainedModel):
                 shown = f"{self.name!r} ({type(self.model).__name__})"
                 raise ModelError(f"model {shown} cannot be rolled back ({reason}): use {SUPPORTED}") from error
             setattr(self.model, PROBED, ONE_BY_ONE if bounded(self.model) else probed)
-        found: str | None = getattr(self.model, PROBED)
-        return found
+        known: str | None = getattr(self.model, PROBED)
+        return known
 
     @cached_property
     def token_bytes(self) -> float:
@@ -139,8 +139,8 @@ class TransformersModel(PretrainedModel):
         cache = self.new_cache()
         with torch.inference_mode():
             self.run(cache, [0], 0, 1)
-        held = [part for layer in attention(cache) for part in (layer.keys, layer.values) if part is not None]
-        return float(sum(part.nbytes for part in held))
+        held = [each for layer in attention(cache) for each in (layer.keys, layer.values) if each is not None]
+        return float(sum(each.nbytes for each in held))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.model.state_dict())
@@ -222,7 +222,7 @@ class TransformersSequence(CachedSequence):
         if self._checkpoints is not None:
             self._saves = self._checkpoints.places(self.length, count, keep)
             self._save()
-        ends = {*range(CHUNK, count, CHUNK), *(place - self.length for place in self._saves), count}
+        ends = {*range(CHUNK_IDS, count, CHUNK_IDS), *(place - self.length for place in self._saves), count}
         return sorted(ends - {0})
 
     def extend(self, count: int) -> None:
@@ -278,12 +278,12 @@ def tap(model: PreTrainedModel) -> HiddenStateHook | None:
     layer = model.get_output_embeddings()
     if layer is None:
         return None
-    found = getattr(layer, TAP, None)
-    if not isinstance(found, HiddenStateHook):
-        found = HiddenStateHook()
-        layer.register_forward_pre_hook(found)
-        setattr(layer, TAP, found)
-    return found
+    hook = getattr(layer, TAP, None)
+    if not isinstance(hook, HiddenStateHook):
+        hook = HiddenStateHook()
+        layer.register_forward_pre_hook(hook)
+        setattr(layer, TAP, hook)
+    return hook
 
 
 def has_states(model: PreTrainedModel) -> bool:
@@ -303,20 +303,20 @@ def check_supported(model: PreTrainedModel) -> None:
     # encoders set one or the other to False; the configs of some decoders say that they are none
     blind = all(getattr(module, name, True) for module in model.modules() for name in ("is_causal", "is_decoder"))
     if config.is_encoder_decoder:
-        found = "an encoder"
+        lack = "an encoder"
     elif kinds:
-        found = f"layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back"
-    elif own := _own_cache(model):
-        found = f"a cache of its own kind, {own}, which cannot be copied"
+        lack = f"layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back"
+    elif kind := _own_cache(model):
+        lack = f"a cache of its own kind, {kind}, which cannot be copied"
     elif not cache_argument(model) or (getattr(model, "_is_stateful", False) and not attends and not has_states(model)):
-        found = "a state other than a KV cache, which cannot be rolled back"
+        lack = "a state other than a KV cache, which cannot be rolled back"
     elif has_states(model) and model.device.type == "meta" and _hides_states(model):
-        found = "states that are in the model itself, and not in a cache that can be copied"
+        lack = "states that are in the model itself, and not in a cache that can be copied"
     elif _attends_both_ways(config) or not (blind or getattr(config, "is_decoder", True)):  # an image tower may
-        found = "attention to later tokens"
+        lack = "attention to later tokens"
     else:
         return
-    raise ModelError(f"model {model.name_or_path!r} ({type(model).__name__}) has {found}: use {SUPPORTED}")
+    raise ModelError(f"model {model.name_or_path!r} ({type(model).__name__}) has {lack}: use {SUPPORTED}")
 
 
 def _attends_both_ways(config: PreTrainedConfig) -> bool:
@@ -336,16 +336,16 @@ def check_drafter(model: PretrainedModel) -> None:
 def cache_argument(model: torch.nn.Module) -> str:
     """The name by which `model.forward` takes a KV cache; empty where it takes none."""
     parameters = inspect.signature(model.forward).parameters
-    found = (name for name in CACHE_ARGUMENTS if name in parameters)
+    names = (name for name in CACHE_ARGUMENTS if name in parameters)
     # what XLM calls a cache is a dict of tensors
-    return next((name for name in found if "dict" not in str(parameters[name].annotation)), "")
+    return next((name for name in names if "dict" not in str(parameters[name].annotation)), "")
 
 
 def _own_cache(model: PreTrainedModel) -> str:
     """The class of cache that a model takes alone; empty where it takes those of transformers."""
-    for part in (model, model.base_model):
-        if name := cache_argument(part):
-            kinds = set(re.findall(r"\w*Cache\b", str(inspect.signature(part.forward).parameters[name].annotation)))
+    for module in (model, model.base_model):
+        if name := cache_argument(module):
+            kinds = set(re.findall(r"\w*Cache\b", str(inspect.signature(module.forward).parameters[name].annotation)))
             if kinds and not kinds & CACHES:
                 return str(min(kinds))
     return ""
@@ -374,8 +374,8 @@ def check_rotation(config: PreTrainedConfig, name: str) -> None:
             f"rope_parameters in the config.json of model {name!r} lack {lacking[0]}, which the positions of a "
             f"{text.model_type} model need: get the complete config.json"
         )
-    for part in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
-        kind = part.get("rope_type", "default") if isinstance(part, dict) else "default"
+    for parameters in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
+        kind = parameters.get("rope_type", "default") if isinstance(parameters, dict) else "default"
         if kind not in ROTATIONS:
             raise ModelError(
                 f"model {name!r} has rotary positions of type {kind!r}, which is not supported: use a model with one "
@@ -388,11 +388,11 @@ def _context(config: PreTrainedConfig) -> int:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     sizes = [getattr(config, name, None) for name in names]
     rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
+    for parameters in (rope, *rope.values()):  # one set for all layers, or one a kind of layer
         # beyond this length longrope rotates the keys of a pass by other angles than those already in the cache
-        longer = isinstance(part, dict) and part.get("rope_type") == "longrope"
-        if longer and part.get("short_factor") != part.get("long_factor"):
-            sizes += [part.get("original_max_position_embeddings")]
+        longer = isinstance(parameters, dict) and parameters.get("rope_type") == "longrope"
+        if longer and parameters.get("short_factor") != parameters.get("long_factor"):
+            sizes += [parameters.get("original_max_position_embeddings")]
     return min((int(size) for size in sizes if size), default=NO_LIMIT)
 
 

@@ -208,7 +208,7 @@ class AdaptiveDrafter:
 
 def _texts(tokens: Iterable[int]) -> list[tuple[int, ...]]:
     """The texts between boundaries."""
-    return [tuple(part) for end, part in groupby(tokens, BOUNDARY.__eq__) if not end]
+    return [tuple(text) for end, text in groupby(tokens, BOUNDARY.__eq__) if not end]
 
 
 # Who learns into which file: shared by all loads of a process, as its lock on the file is.

@@ -19,7 +19,7 @@ from omnidraft.errors import ProfileError
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 4  # raised whenever an older version could not read what is written
+PROFILE_FORMAT = 4  # raised whenever an older version could not read what is written
 ANSWER_TOKENS = "answer_tokens"  # the counter of tokens kept of earlier answers
 MANIFEST = "omnidraft_profile"  # its name in the header
 METADATA = "__metadata__"  # where a safetensors header holds what is no tensor
@@ -108,7 +108,7 @@ class Manifest:
 
     def encode(self) -> str:
         """Serialize to JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)})
+        return json.dumps({"format": PROFILE_FORMAT, **asdict(self)})
 
     @classmethod
     def decode(cls, data: bytes, size: int) -> Manifest:
@@ -119,14 +119,14 @@ class Manifest:
         try:
             length = int.from_bytes(data[:SIZE], "little")
             header = json.loads(data[SIZE : SIZE + length])
-            found: Any = json.loads(header[METADATA][MANIFEST])
-            number = found.pop("format")
+            manifest: Any = json.loads(header[METADATA][MANIFEST])
+            number = manifest.pop("format")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
             raise ProfileError("it has no manifest") from None
-        if type(number) is int and number > FORMAT:
-            raise LaterFormatError(f"its format is {number}, and this version reads {FORMAT}")
-        if type(number) is not int or number != FORMAT:
-            raise ProfileError(f"its format is {number!r}; it must be {FORMAT}")
+        if type(number) is int and number > PROFILE_FORMAT:
+            raise LaterFormatError(f"its format is {number}, and this version reads {PROFILE_FORMAT}")
+        if type(number) is not int or number != PROFILE_FORMAT:
+            raise ProfileError(f"its format is {number!r}; it must be {PROFILE_FORMAT}")
         tensors = {name: each for name, each in header.items() if name != METADATA}
         if strange := [name for name in tensors if name.partition(".")[0] not in GROUPS]:
             raise ProfileError(f"its tensor {strange[0]!r} is no part of a profile")
@@ -134,7 +134,7 @@ class Manifest:
             whole = SIZE + length + max((each["data_offsets"][1] for each in tensors.values()), default=0)
             if size != whole:
                 raise ProfileError(f"it has {size} bytes; by its header it must have {whole}")
-            return cls(**{**found, "key": Key(**found["key"])})
+            return cls(**{**manifest, "key": Key(**manifest["key"])})
         except (TypeError, LookupError):
             raise ProfileError("its manifest has other fields than it must have") from None
 
@@ -187,14 +187,16 @@ class Profile:
         groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in GROUPS}
         try:
             for name, tensor in torch_format.load(data).items():
-                group, _, own = name.partition(".")
-                groups[group][own] = tensor
+                group, _, key = name.partition(".")
+                groups[group][key] = tensor
         except (SafetensorError, ValueError, LookupError, TypeError) as error:
             raise ProfileError(f"its tensors cannot be read ({error})") from error
         if any(tensor.dim() != 1 or tensor.dtype != torch.int32 for tensor in groups["answers"].values()):
             raise ProfileError("its earlier answers are no list of token ids")
         weights = groups.pop("weights")
-        arrays = {group: {name: tensor.numpy() for name, tensor in own.items()} for group, own in groups.items()}
+        arrays = {
+            group: {name: tensor.numpy() for name, tensor in tensors.items()} for group, tensors in groups.items()
+        }
         return manifest.key, cls(weights=weights, learning=manifest.learning, counters=manifest.counters, **arrays)
 
 

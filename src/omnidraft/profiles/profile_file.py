@@ -76,26 +76,26 @@ class ProfileFile:
 
     def load(self, key: Key) -> Profile | None:
         """Read the profile of these models; None where there is no file."""
-        found = self._decoded()
-        if found is None:
+        decoded = self._decoded()
+        if decoded is None:
             return None
-        self._check_owner(found[0], key)
-        return found[1]
+        self._check_owner(decoded[0], key)
+        return decoded[1]
 
     def manifest(self) -> Manifest | None:
         """Read the manifest; None where there is no file."""
-        found = self._read(header=True)
-        if found is None:
+        header = self._read(header=True)
+        if header is None:
             return None
         with self._refusal():
-            return Manifest.decode(*found)
+            return Manifest.decode(*header)
 
     def _decoded(self) -> tuple[Key, Profile] | None:
-        found = self._read()
-        if found is None:
+        content = self._read()
+        if content is None:
             return None
         with self._refusal():
-            return Profile.decode(found[0])
+            return Profile.decode(content[0])
 
     def _read(self, *, header: bool = False) -> tuple[bytes, int] | None:
         """The bytes of the file or of its header, and its size; one file object: a save meanwhile changes nothing."""
@@ -119,8 +119,8 @@ class ProfileFile:
         """
         if not self.claimed:
             raise self._in_use()
-        if (found := self.manifest()) is not None:
-            self._check_owner(found.key, key)
+        if (manifest := self.manifest()) is not None:
+            self._check_owner(manifest.key, key)
         data = profile.encode(key)
         with self._change("saved"):
             storage.replace_file(self.path, data)
@@ -128,10 +128,10 @@ class ProfileFile:
     def forget(self) -> None:
         """Save the profile without the earlier answers in it."""
         with self.held():
-            found = self._decoded()
-            if found is None:
+            decoded = self._decoded()
+            if decoded is None:
                 raise ProfileError(f"profile {self.name} does not exist: there is nothing to forget")
-            key, profile = found
+            key, profile = decoded
             counters = {name: count for name, count in profile.counters.items() if name != ANSWER_TOKENS}
             self.save(key, replace(profile, answers={}, counters=counters))
 
@@ -154,15 +154,15 @@ class ProfileFile:
 
     # ------------------------------------------------------------ refusing
 
-    def _check_owner(self, found: Key, key: Key) -> None:
+    def _check_owner(self, owner: Key, key: Key) -> None:
         for field, what in (
-            ("drafter", f"the drafter {found.drafter}, not {key.drafter}"),
-            ("target", f"the target {found.target}, not {key.target}"),
+            ("drafter", f"the drafter {owner.drafter}, not {key.drafter}"),
+            ("target", f"the target {owner.target}, not {key.target}"),
             ("tokenizers", "another pair of tokenizers"),
             ("drafter_weights", "other weights of the drafter"),
             ("target_weights", "other weights of the target"),
         ):
-            if getattr(found, field) != getattr(key, field):
+            if getattr(owner, field) != getattr(key, field):
                 raise ProfileError(f"profile {self.name} belongs to {what}: use another, or {self._fix}")
 
     def _in_use(self) -> ProfileError:

@@ -28,11 +28,11 @@ class Entry:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields for JSON, those of the manifest among them."""
-        found: dict[str, Any] = {"name": self.name, "path": str(self.path), "size": self.size, "problem": self.problem}
+        fields: dict[str, Any] = {"name": self.name, "path": str(self.path), "size": self.size, "problem": self.problem}
         if self.manifest is not None:
             manifest = asdict(self.manifest)
-            found |= manifest.pop("key") | manifest
-        return found
+            fields |= manifest.pop("key") | manifest
+        return fields
 
 
 class ProfileStore:

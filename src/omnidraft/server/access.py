@@ -116,13 +116,13 @@ class Guard:
         keys = self._settings.api_key
         if not keys or path in OPEN or path.startswith(PAGE):
             return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        bearer = given.strip() if kind.lower() == "bearer" else ""
+        kind, _, credentials = headers.get("authorization", "").partition(" ")
+        bearer = credentials.strip() if kind.lower() == "bearer" else ""
         sent = [each.encode() for each in (bearer, headers.get("x-api-key", "").strip()) if each]
         # each is compared, in a time that does not depend on how much of it is right
-        found = [place for place, key in enumerate(keys) for each in sent if hmac.compare_digest(each, key.encode())]
-        if found:
-            scope[USED_KEY] = found[0]
+        accepted = [place for place, key in enumerate(keys) for each in sent if hmac.compare_digest(each, key.encode())]
+        if accepted:
+            scope[USED_KEY] = accepted[0]
             return None
         fix = "send Authorization: Bearer KEY, or x-api-key: KEY"
         return ApiError(401, f"no or a wrong API key: {fix}", code="invalid_api_key")
@@ -136,7 +136,7 @@ def _number(asked: str) -> str:
 def _address(url: str) -> tuple[str, str]:
     """The host name of a URL, and the host with its port; empty for none."""
     try:
-        found = urlsplit(url)
-        return found.hostname or "", found.netloc
+        split = urlsplit(url)
+        return split.hostname or "", split.netloc
     except ValueError:
         return "", ""

@@ -73,11 +73,11 @@ class Server:
         """The target of this name, or the first; raises ApiError."""
         if (error := self.scheduler.refusal) is not None:
             raise error
-        found = [one for one in self.scheduler.served if not name or _is_called(one, name)]
-        if not found:
+        served = [one for one in self.scheduler.served if not name or _is_called(one, name)]
+        if not served:
             known = ", ".join(one.name for one in self.scheduler.served)
             raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
-        return found[0]
+        return served[0]
 
     def chosen(self, asked: Received[Any]) -> tuple[ServedModel, list[str]]:
         """The target that a body asks for, and what of the body is ignored; raises ApiError.
@@ -244,9 +244,9 @@ class Server:
 
     def one(self, one: ServedModel) -> dict[str, Any]:
         """A target as OpenAI's and Anthropic's lists have it."""
-        made = {"id": one.name, "object": "model", "created": int(self._born), "owned_by": "omnidraft"}
-        made |= {"max_model_len": one.model.target.lm.context}  # as vLLM has it: agents look for it
-        return made | {"type": "model", "display_name": one.name, "created_at": self._since}
+        entry = {"id": one.name, "object": "model", "created": int(self._born), "owned_by": "omnidraft"}
+        entry |= {"max_model_len": one.model.target.lm.context}  # as vLLM has it: agents look for it
+        return entry | {"type": "model", "display_name": one.name, "created_at": self._since}
 
 
 class Events(StreamingResponse):
@@ -295,20 +295,21 @@ def _told(body: Mapping[str, Any], ignored: Sequence[str]) -> Json:
     return Json({**body, "omnidraft": {"ignored": ignored}} if ignored else body)
 
 
-def _naming(made: Sequence[Task], ignored: Sequence[str]) -> list[Task]:
+def _naming(tasks: Sequence[Task], ignored: Sequence[str]) -> list[Task]:
     """Tasks that name, too, what was ignored of their body before; what is within another is not named again."""
-    whole = tuple(f"{path}." for path in made[0].ignored)
-    parts = [path for path in ignored if not path.startswith(whole)]
-    for task in made:
-        task.ignored = [*parts, *task.ignored]
-    return list(made)
+    whole = tuple(f"{path}." for path in tasks[0].ignored)
+    others = [path for path in ignored if not path.startswith(whole)]
+    for task in tasks:
+        task.ignored = [*others, *task.ignored]
+    return list(tasks)
 
 
 def _line(answer: Answer) -> str:
     """The line of the log for an answer."""
     task, done = answer.task, answer.done
-    made = "no answer" if done is None else f"{len(done.result.token_ids)} tokens, ended by {done.result.finish_reason}"
-    return f"{task.served.name}: a prompt of {len(task.ids)} tokens, {made}"
+    tokens = 0 if done is None else len(done.result.token_ids)
+    outcome = "no answer" if done is None else f"{tokens} tokens, ended by {done.result.finish_reason}"
+    return f"{task.served.name}: a prompt of {len(task.ids)} tokens, {outcome}"
 
 
 class Api(NamedTuple):

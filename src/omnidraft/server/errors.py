@@ -25,9 +25,9 @@ Paths = Sequence[tuple[str, str]]
 
 def renamed(path: str, paths: Paths) -> str:
     """The path of a chat's parameter as another API calls it."""
-    for pattern, own in paths:
-        if found := re.match(rf"(?:{pattern})(?!\w)", path):
-            return found.expand(own) + path[found.end() :]
+    for pattern, path_of in paths:
+        if match := re.match(rf"(?:{pattern})(?!\w)", path):
+            return match.expand(path_of) + path[match.end() :]
     return path
 
 
@@ -42,10 +42,10 @@ class ApiError(Exception):
     def at(self, paths: Paths) -> ApiError:
         """The same error, with the parameter as another API calls it, in its message too."""
         param, message = self.param or "", str(self)
-        own = renamed(param, paths)
+        renamed_param = renamed(param, paths)
         if param and message.startswith(param):
-            message = own + message[len(param) :]
-        return ApiError(self.status, message, param=own or None, code=self.code)
+            message = renamed_param + message[len(param) :]
+        return ApiError(self.status, message, param=renamed_param or None, code=self.code)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def shaped(error: ApiError, path: str) -> dict[str, Any]:
 def of_anthropic(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's form."""
     default = "api_error" if error.status >= 500 else "invalid_request_error"
-    made: dict[str, Any] = {"type": ANTHROPIC.get(error.status, default), "message": str(error)}
-    return made | ({"details": NO_THREADS} if error.param == "thread" else {})
+    fields: dict[str, Any] = {"type": ANTHROPIC.get(error.status, default), "message": str(error)}
+    return fields | ({"details": NO_THREADS} if error.param == "thread" else {})
 
 
 def of_input(error: InputError, param: str | None = None) -> ApiError:
@@ -136,9 +136,9 @@ def install(app: FastAPI) -> None:
                 unrouted[404] += f"; {TEXT_ALONE}"
             unrouted[405] = f"{path} takes no {request.method}: use {headers.get('Allow', 'another')}"
             error = ApiError(error.status_code, unrouted.get(error.status_code, str(error.detail)))
-        made = response(error if isinstance(error, ApiError) else INTERNAL, request.url.path)
-        made.headers.update(headers)
-        return made
+        reply = response(error if isinstance(error, ApiError) else INTERNAL, request.url.path)
+        reply.headers.update(headers)
+        return reply
 
     for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)

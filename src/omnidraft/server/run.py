@@ -134,8 +134,8 @@ def _listen(settings: Serving) -> socket.socket:
     """A socket at the address of the settings; raises ConfigError where that is taken or not of this machine."""
     try:
         family, *_, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        made = socket.create_server((str(place[0]), int(place[1])), family=family, backlog=128)
+        listener = socket.create_server((str(place[0]), int(place[1])), family=family, backlog=128)
         # read anew, it knows its protocol, without which asyncio leaves small pieces waiting for 40 ms
-        return socket.socket(fileno=made.detach())
+        return socket.socket(fileno=listener.detach())
     except OSError as error:
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port} ({error}): use another --port") from error

@@ -25,32 +25,32 @@ def _host(name: str, value: Any) -> str:
 
 
 def _keys(name: str, value: Any) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) else value
-    if not isinstance(given, Sequence) or not all(isinstance(k, str) and re.fullmatch("[!-~]+", k) for k in given):
+    keys = (value,) if isinstance(value, str) else value
+    if not isinstance(keys, Sequence) or not all(isinstance(k, str) and re.fullmatch("[!-~]+", k) for k in keys):
         raise ConfigError(
             f"{name} must be ASCII letters, digits and signs, without white space: choose another", option=name
         )
-    return tuple(dict.fromkeys(given))
+    return tuple(dict.fromkeys(keys))
 
 
 def _origins(name: str, value: Any) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) else value
-    if not isinstance(given, Sequence):
+    origins = (value,) if isinstance(value, str) else value
+    if not isinstance(origins, Sequence):
         raise ConfigError(f'{name} is {shown(value)}; it must be a list: use ["http://localhost:3000"]', option=name)
-    for each in given:
+    for each in origins:
         if not isinstance(each, str) or not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[\w.:\[\]-]*", each):
             raise ConfigError(
                 f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000, or app://",
                 option=name,
             )
-    return tuple(given)
+    return tuple(origins)
 
 
 def _hosts(name: str, value: Any) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) else value
-    if not isinstance(given, Sequence):
+    hosts = (value,) if isinstance(value, str) else value
+    if not isinstance(hosts, Sequence):
         raise ConfigError(f'{name} is {shown(value)}; it must be a list: use ["my-machine.lan"]', option=name)
-    return tuple(_host(name, each).lower() for each in given)
+    return tuple(_host(name, each).lower() for each in hosts)
 
 
 def _folder(name: str, value: Any) -> str:

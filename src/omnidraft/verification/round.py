@@ -32,7 +32,7 @@ class RoundCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTimes:
-    """Seconds of one round, by part; the first round of a request holds the prefill of both models."""
+    """Seconds of a round, by what they are spent on; the first round of a request holds the prefill of both models."""
 
     draft_s: float = 0.0  # drafter passes and sampling, with the translation of the tokens since the last draft
     verify_s: float = 0.0  # the target's forward pass
@@ -56,13 +56,13 @@ class TokenLogprobs:
     def of(cls, logits: torch.Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
         """Of tokens drawn at the first rows of these logits (T, V), each with the `top` most probable ones."""
         rows = torch.log_softmax(logits[: len(tokens)].float(), -1)
-        own = rows.gather(-1, torch.tensor([*tokens], device=rows.device)[:, None])[:, 0]
+        logprobs = rows.gather(-1, torch.tensor([*tokens], device=rows.device)[:, None])[:, 0]
         best = rows.topk(min(top, rows.shape[-1]), -1)
         tops = [
             tuple(zip(*each, strict=True)) for each in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
-        found = zip(tokens, own.tolist(), tops, strict=True)
-        return tuple(cls(token=token, logprob=logprob, top=most) for token, logprob, most in found)
+        rows_of_tokens = zip(tokens, logprobs.tolist(), tops, strict=True)
+        return tuple(cls(token=token, logprob=logprob, top=most) for token, logprob, most in rows_of_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

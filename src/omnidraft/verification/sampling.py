@@ -22,7 +22,7 @@ Sampler = Callable[[Probs], int]
 """Draws an index with probability proportional to non-negative weights, at least one of them positive."""
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 UNUSABLE = "logits or processed scores are NaN or infinite, finite ones are needed: check the model and its processors"
-BLOCK = 512  # weights a block, where an index is drawn from many
+BLOCK_WEIGHTS = 512  # weights a block, where an index is drawn from many
 
 
 class GeneratorSampler:
@@ -34,11 +34,11 @@ class GeneratorSampler:
     def __call__(self, weights: Probs) -> int:
         u = torch.rand((), dtype=torch.float64, device="cpu", generator=self._generator).item()
         first = 0
-        if len(weights) > 2 * BLOCK:  # first the block, then the index within it: no cumulative sum over the vocabulary
-            starts = np.arange(0, len(weights), BLOCK)
+        if len(weights) > 2 * BLOCK_WEIGHTS:  # first the block, then the index in it: no sums over the whole vocabulary
+            starts = np.arange(0, len(weights), BLOCK_WEIGHTS)
             block, u = _pick(np.add.reduceat(weights, starts, dtype=np.float64), u)
-            first = block * BLOCK
-            weights = weights[first : first + BLOCK]
+            first = block * BLOCK_WEIGHTS
+            weights = weights[first : first + BLOCK_WEIGHTS]
         return first + _pick(weights, u)[0]
 
 
@@ -81,9 +81,9 @@ def _wide(scores: torch.Tensor) -> torch.Tensor:
 def check_scores(processor: Processor, scores: object, size: int) -> None:
     """Raise ConfigError unless `scores`, which `processor` returned, is a tensor (1, size)."""
     if not isinstance(scores, torch.Tensor) or scores.shape != (1, size):
-        found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+        shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         name = getattr(processor, "__name__", type(processor).__name__)
-        raise ConfigError(f"logits processor {name!r} returns {found}; it must return scores of shape (1, {size})")
+        raise ConfigError(f"logits processor {name!r} returns {shape}; it must return scores of shape (1, {size})")
 
 
 def largest(scores: torch.Tensor) -> list[int]:
@@ -136,7 +136,7 @@ class Processing:
     """Processors that turn the target's logits into scores, and the `Truncation` that replaces most of them."""
 
     processors: Sequence[Processor]
-    own: int  # number of processors made from the settings; the others are the caller's
+    from_settings: int  # number of processors made from the settings; the others are the caller's
     penalties: Sequence[Processor] = ()
     warping: Truncation | None = None  # temperature, top-k, top-p and min-p, where no processor follows them
 
@@ -145,12 +145,12 @@ class Processing:
         cls, sampling: Sampling, more: Sequence[Processor] = (), prompt: int = 0, eos: Collection[int] = ()
     ) -> Processing:
         """Make the processing for these settings, and `more` processors after it, as `target_processors` is told."""
-        own = target_processors(sampling, prompt, eos)
-        processors = [*own, *more]
+        from_settings = target_processors(sampling, prompt, eos)
+        processors = [*from_settings, *more]
         if sampling.greedy or more:
-            return cls(processors, len(own))
+            return cls(processors, len(from_settings))
         warping = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        return cls(processors, len(own), penalties(sampling, prompt, eos), warping)
+        return cls(processors, len(from_settings), penalties(sampling, prompt, eos), warping)
 
 
 class TargetDistribution:
@@ -180,10 +180,10 @@ class TargetDistribution:
         if self._ids is not None and processors:
             ids = self._ids[:, : self._length + index]
             for place, processor in enumerate(processors):
-                if place == self._processing.own:  # the caller's may write in place
+                if place == self._processing.from_settings:  # the caller's may write in place
                     scores = scores.clone()
                 scores = processor(ids, scores)
-                if place >= self._processing.own:
+                if place >= self._processing.from_settings:
                     check_scores(processor, scores, self._logits.shape[-1])
         return scores[0]
 

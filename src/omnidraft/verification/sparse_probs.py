@@ -98,8 +98,8 @@ def best_symbol(cache: NgramCache, p: SparseProbs, node: int = ROOT, depth: int 
 
 def _among(symbols: Ints, known: Ints) -> npt.NDArray[np.bool_]:
     """Mask of the symbols in `known` (ascending, not empty); takes a quarter of the time of numpy.isin."""
-    found: npt.NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, symbols), len(known) - 1)] == symbols
-    return found
+    hits: npt.NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, symbols), len(known) - 1)] == symbols
+    return hits
 
 
 def _grouped(symbols: Ints, probs: Floats) -> tuple[Ints, Probs]:

@@ -44,10 +44,10 @@ class Truncation:
         highest = scores.max()
         if not np.isfinite(highest):
             return None
-        found = self._likeliest(scores, highest)
-        if found is None:
+        likeliest = self._likeliest(scores, highest)
+        if likeliest is None:
             return None
-        chosen, rest = found
+        chosen, rest = likeliest
         scores = scores[chosen]
         weights = np.exp(scores - highest, dtype=np.float64)
         if self.top_p < 1:

@@ -69,8 +69,8 @@ def rows_for(vllm_config: Any) -> Rows:
     from omnidraft.vllm.rows import Rows
 
     model, additional = vllm_config.model_config, vllm_config.additional_config
-    given = additional.get("omnidraft", {}) if isinstance(additional, dict) else {}
-    settings = ProposerSettings.of(given, int(vllm_config.speculative_config.num_speculative_tokens))
+    options = additional.get("omnidraft", {}) if isinstance(additional, dict) else {}
+    settings = ProposerSettings.of(options, int(vllm_config.speculative_config.num_speculative_tokens))
     pair = load_pair(settings.target or model.tokenizer, settings.drafter, settings.drafting, settings.device, _warn)
     return Rows(
         pair,
@@ -90,12 +90,12 @@ def installed() -> str:
     raise ConfigError(f"vLLM is not installed: install a version {_range()}")
 
 
-def check_version(found: str) -> None:
+def check_version(installed: str) -> None:
     """Raise ConfigError for a version of vLLM outside SUPPORTED."""
-    parts = found.split("+", maxsplit=1)[0].split(".")
-    pair = tuple(int(part) if part.isdigit() else -1 for part in parts[:2])
+    numbers = installed.split("+", maxsplit=1)[0].split(".")
+    pair = tuple(int(number) if number.isdigit() else -1 for number in numbers[:2])
     if not SUPPORTED[0] <= pair < SUPPORTED[1]:
-        raise ConfigError(f"vLLM {found} may call a proposer in another way: install a version {_range()}")
+        raise ConfigError(f"vLLM {installed} may call a proposer in another way: install a version {_range()}")
 
 
 def _range() -> str:

@@ -31,15 +31,15 @@ class ProposerSettings:
     drafting: Drafting
 
     @classmethod
-    def of(cls, given: object, longest: int) -> ProposerSettings:
+    def of(cls, settings: object, longest: int) -> ProposerSettings:
         """Settings from a mapping of names to values; raises ConfigError for an unknown name or a wrong value."""
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"the settings of omnidraft are {shown(given)}: give an object of names and values")
-        texts: dict[str, Any] = {name: given[name] for name in TEXTS if given.get(name) is not None}
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"the settings of omnidraft are {shown(settings)}: give an object of names and values")
+        texts: dict[str, Any] = {name: settings[name] for name in TEXTS if settings.get(name) is not None}
         for name, value in texts.items():
             if not isinstance(value, str) or not value:
                 raise ConfigError(f"{name} is {shown(value)}; it must be a string: leave it out for the default")
-        options = {str(name): value for name, value in given.items() if name not in TEXTS}
+        options = {str(name): value for name, value in settings.items() if name not in TEXTS}
         drafting = drafting_of({"max_draft_length": longest} | options, TEXTS)
         if drafting.longest > longest:
             raise ConfigError(

@@ -30,7 +30,7 @@ from omnidraft.vllm.pair import RemotePair, fits
 
 UNSEEN = 32  # steps without a row after which it counts as ended
 IDLE = 8  # KV caches of the drafter that are kept for texts to come
-TAIL = 64  # tokens by which a row is known where it was a step ago
+TAIL_IDS = 64  # tokens by which a row is known where it was a step ago
 UNKNOWN = -1  # in place of a target token that the engine did not give
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -71,11 +71,11 @@ class Row:
     def begins(self, text: Ids, *, tail: int | None = None) -> bool:
         """True if a text begins with the row's tokens, of which the last `tail` are compared, or all."""
         ids = self.request.ids
-        part = ids if tail is None else ids[-tail:]
-        return len(ids) <= len(text) and bool(np.array_equal(part, text[len(ids) - len(part) : len(ids)]))
+        end = ids if tail is None else ids[-tail:]
+        return len(ids) <= len(text) and bool(np.array_equal(end, text[len(ids) - len(end) : len(ids)]))
 
     def settle(self, emitted: tuple[int, ...]) -> Round:
-        """Update with the engine's verification of the draft, or of a part of it."""
+        """Update with the engine's verification of the draft, or of its beginning."""
         target, count = cast("Any", Emitted(emitted)), len(emitted)  # greedy verification asks for `best` alone
         draft, outcome = self.draft, self.draft.verify(target, _never, greedy=True, lazy=False)
         if outcome.emitted[:count] == emitted:
@@ -166,25 +166,25 @@ class Rows:
         """The row at each place that has new tokens, and room for more; new ones are begun."""
         places = [at for at, new in enumerate(sampled) if new and int(lengths[at]) < self._target.context]
         texts = {at: table[at, : int(lengths[at]) - len(sampled[at])] for at in places}
-        found: dict[int, Row] = {}
+        rows: dict[int, Row] = {}
         for at in places:
             row = self._places.get(at)
-            if row is not None and len(row.request.ids) == len(texts[at]) and row.begins(texts[at], tail=TAIL):
-                found[at] = row
-        free = [row for row in self._rows if row not in found.values()]
+            if row is not None and len(row.request.ids) == len(texts[at]) and row.begins(texts[at], tail=TAIL_IDS):
+                rows[at] = row
+        free = [row for row in self._rows if row not in rows.values()]
         for at in places:
-            if at not in found and (row := self._longest(free, texts[at])) is not None:
-                found[at] = row
+            if at not in rows and (row := self._longest(free, texts[at])) is not None:
+                rows[at] = row
                 free.remove(row)
                 if missed := texts[at][len(row.request.ids) :].tolist():  # in steps that nobody was told of
                     row.draft = Draft()
                     row.settle(tuple(missed))
-        for row in found.values():
+        for row in rows.values():
             row.seen = self._step
         for at in places:
-            if at not in found and (row := self._begin(texts[at].tolist())) is not None:
-                found[at] = row
-        return dict(sorted(found.items()))
+            if at not in rows and (row := self._begin(texts[at].tolist())) is not None:
+                rows[at] = row
+        return dict(sorted(rows.items()))
 
     def _longest(self, rows: Sequence[Row], text: Ids) -> Row | None:
         """The row that is furthest in a text, and not so far behind that the text is another request's."""

@@ -16,8 +16,8 @@ _FOLDER = Path(__file__).parent / "models"
 
 def names(role: str | None = None) -> tuple[str, ...]:
     """Names of the embedded models that are here, all or those with the role "drafter" or "target"."""
-    found = {name: own for name, own in (_WHEEL | _CHECKOUT).items() if _is_here(name)}
-    return tuple(name for name, own in found.items() if role in (None, own))
+    here = {name: fits for name, fits in (_WHEEL | _CHECKOUT).items() if _is_here(name)}
+    return tuple(name for name, fits in here.items() if role in (None, fits))
 
 
 def path(name: str) -> Path:

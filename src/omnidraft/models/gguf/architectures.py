@@ -38,15 +38,15 @@ class Architecture:
         heads = zip(family.head_norms or (), ("attn_q_norm", "attn_k_norm"), strict=False)
         norms = {
             "ffn_norm": family.before_mlp,
-            "attn_norm": family.before_attention,  # the only one where both parts read the same
+            "attn_norm": family.before_attention,  # the only one where attention and MLP read the same
             "post_attention_norm": family.after_attention,
             "post_ffw_norm": family.after_mlp,
         }
         return {
-            **{f"self_attn.{module}": own for module, own in (*attention, *heads)},
+            **{f"self_attn.{module}": tensor for module, tensor in (*attention, *heads)},
             **dict(zip(family.gate_up, GATE_UP[len(family.gate_up)], strict=True)),
             family.down: "ffn_down",
-            **{module: own for own, module in norms.items() if module is not None},
+            **{module: tensor for tensor, module in norms.items() if module is not None},
         }
 
 
@@ -125,11 +125,11 @@ def _windows(keys: Keys, config: Config, pattern: int, window: int = 4096) -> No
     if keys.value("attention.sliding_window", ATTENTION) != 0:  # 0: none
         window = keys.whole("attention.sliding_window", ATTENTION, window)
         config["sliding_window"] = window
-    layers, own = config["num_hidden_layers"], keys.value("attention.sliding_window_pattern", ATTENTION)
-    if isinstance(own, list):
-        if len(own) != layers:
+    layers, listed = config["num_hidden_layers"], keys.value("attention.sliding_window_pattern", ATTENTION)
+    if isinstance(listed, list):
+        if len(listed) != layers:
             raise keys.refused("attention.sliding_window_pattern", f"the model has {layers} layers")
-        slides = [bool(each) for each in own]
+        slides = [bool(each) for each in listed]
     else:
         every = keys.whole("attention.sliding_window_pattern", ATTENTION, pattern)
         slides = [i % every < every - 1 for i in range(layers)]
@@ -143,7 +143,7 @@ def _has(header: Header, *names: str) -> bool:
 
 
 def _has_biases(header: Header) -> bool:
-    return _has(header, *(f"attn_{part}.bias" for part in ("q", "k", "v", "output")))
+    return _has(header, *(f"attn_{matrix}.bias" for matrix in ("q", "k", "v", "output")))
 
 
 def _llama(keys: Keys, header: Header, config: Config) -> None:
@@ -230,9 +230,9 @@ def _phi3(keys: Keys, _: Header, config: Config) -> None:
         rope["short_factor"] = rope["long_factor"] = [factor] * (rotated // 2)
         rope["attention_factor"] = 1.0
         rope["original_max_position_embeddings"] = context
-    own = rope.get("original_max_position_embeddings", context)
+    original = rope.get("original_max_position_embeddings", context)
     alike = rope.get("short_factor") == rope.get("long_factor")  # for short and long texts
-    config["original_max_position_embeddings"] = context if alike else own
+    config["original_max_position_embeddings"] = context if alike else original
 
 
 def _starcoder2(keys: Keys, header: Header, config: Config) -> None:

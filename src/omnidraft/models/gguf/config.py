@@ -56,10 +56,10 @@ def load_config(path: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a generation config by the keys `general.sampling.*`; they are for sampling unless temp is 0."""
     asked: dict[str, Any] = {}
-    for key, own in SAMPLING.items():
+    for key, option in SAMPLING.items():
         value = metadata.get(f"general.sampling.{key}")
         if isinstance(value, int | float):
-            asked[own] = value if isinstance(value, int) else float(f"{value:.6g}")  # 0.9 of float32 is meant as 0.9
+            asked[option] = value if isinstance(value, int) else float(f"{value:.6g}")  # 0.9 of float32 is meant as 0.9
     sampled = asked.get("temperature", 1) > 0 and not asked.keys().isdisjoint(
         ("temperature", "top_k", "top_p", "min_p")
     )

@@ -60,13 +60,13 @@ class Stamp(NamedTuple):
     written: int  # ns
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Stamp:
-        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+    def of(cls, status: os.stat_result) -> Stamp:
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @dataclass(frozen=True)
 class Header:
-    """Keys and tensors of a model, of one file or of several parts."""
+    """Keys and tensors of a model, of one file or of several shards."""
 
     paths: tuple[Path, ...]
     metadata: Mapping[str, Any]
@@ -78,8 +78,8 @@ class Header:
         return self.paths[0].name
 
 
-def read_part(path: Path, *, cut: bool = False) -> Header:
-    """Read the header of one file, which may be `cut` anywhere behind it.
+def read_shard(path: Path, *, cut: bool = False) -> Header:
+    """Read the header of one file or shard, which may be `cut` anywhere behind it.
 
     Raises ModelError for a file that is damaged, or of another kind.
     """
@@ -108,7 +108,7 @@ def changed(name: str) -> str:
 
 
 class _MoreError(Exception):
-    """A header continues behind the part of the file that was read, up to byte `end` at least."""
+    """A header continues behind what was read of the file, up to byte `end` at least."""
 
     def __init__(self, end: int) -> None:
         self.end = end
@@ -142,11 +142,11 @@ class _Reader:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self._damaged(f"general.alignment is {alignment!r}, no power of two")
         data = -(-self._at // alignment) * alignment
-        found: dict[str, TensorInfo] = {}
+        tensors: dict[str, TensorInfo] = {}
         end, previous = 0, ""
         for name, shape, kind, offset in sorted(rows, key=lambda row: row[3]):
             label, entries, size = QUANTIZATIONS[kind]
-            if name in found:
+            if name in tensors:
                 raise self._damaged(f"the tensor {name} is there twice")
             if shape[-1] % entries:
                 raise self._damaged(
@@ -158,8 +158,8 @@ class _Reader:
             if data + offset + nbytes > self._size and not self._may_end:
                 raise self._damaged(f"tensor {name} ends at byte {data + offset + nbytes}, the file has {self._size}")
             end, previous = offset + nbytes, name
-            found[name] = TensorInfo(name, shape, kind, self._path, data + offset, nbytes, self._stamp)
-        return found
+            tensors[name] = TensorInfo(name, shape, kind, self._path, data + offset, nbytes, self._stamp)
+        return tensors
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dimensions = self._name(), self._number("I")
@@ -195,7 +195,7 @@ class _Reader:
     def _texts(self, count: int, errors: str, key: str) -> list[str]:
         """A list of texts: vocabularies have some 100,000, so this is a plain loop."""
         blob, at, there, unpack = self._blob, self._at, len(self._blob), struct.Struct("<Q").unpack_from
-        found = []
+        texts = []
         for _ in range(count):
             begin = at + 8
             if begin > there:
@@ -203,10 +203,10 @@ class _Reader:
             at = begin + unpack(blob, at)[0]
             if at > there:
                 raise self._cut(at)
-            found.append(blob[begin:at])
+            texts.append(blob[begin:at])
         self._at = at
         try:
-            return [text.decode(errors=errors) for text in found]
+            return [text.decode(errors=errors) for text in texts]
         except UnicodeDecodeError as error:
             raise self._damaged(f"the key {key} holds text that is not UTF-8") from error
 

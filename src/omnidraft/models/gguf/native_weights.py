@@ -20,7 +20,7 @@ from omnidraft.models.gguf.header import TensorInfo
 from omnidraft.models.gguf.split_files import forget_headers, naming, read_header, reading
 from omnidraft.models.gguf.tensors import Source, check_unchanged, read, rows_in, source_rows
 from omnidraft.models.memory import check_free
-from omnidraft.models.native.packed_matrices import FLOAT_TYPES, GGML_TYPES, Stored, StoredWeights
+from omnidraft.models.native.packed_matrices import FLOAT_TYPES, GGML_TYPES, StoredMatrix, StoredWeights
 
 # matrices of a layer that are kept as they are, or rounded, together
 SAME_INPUTS = re.compile(r"(blk\.\d+\.(?:attn|ffn))_(?:q|k|v|gate|up)\.weight")
@@ -41,14 +41,14 @@ class GgufWeights(StoredWeights):
         self._sources = {source.name: source for source in sources}
         self._files: dict[Path, FileIO] = {}
 
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str) -> StoredMatrix | None:
         """A matrix as it is in the file; None where the file lacks it."""
         source = self._sources.get(name)
         if source is None or source.info is None:
             return None
         out, columns = source.shape
         order = source_rows(out, source.heads) if source.heads else None
-        return Stored(name, source.info.quantization, out, columns, partial(self._rows, source.info, out), order)
+        return StoredMatrix(name, source.info.quantization, out, columns, partial(self._rows, source.info, out), order)
 
     def _rows(self, info: TensorInfo, count: int, start: int, end: int) -> np.ndarray[Any, Any]:
         """Rows of a tensor, from a file which is what it was when its header was read."""
@@ -77,22 +77,22 @@ def held_bytes(path: Path) -> int:
     """Bytes of a file's weights as the native step holds them, which may take up to 3 % more."""
     with reading(path):
         tensors = read_header(path).tensors
-    together: dict[str, list[TensorInfo]] = {}
+    groups: dict[str, list[TensorInfo]] = {}
     for name, info in tensors.items():
         looked_up = name == EMBEDDING and HEAD in tensors and info.quantization in GGML_TYPES
         if not looked_up:
-            together.setdefault(SAME_INPUTS.sub(r"\1", name), []).append(info)
-    return sum(map(_held, together.values()))
+            groups.setdefault(SAME_INPUTS.sub(r"\1", name), []).append(info)
+    return sum(map(_held, groups.values()))
 
 
-def _held(parts: Sequence[TensorInfo]) -> int:
-    """Bytes of matrices with the same inputs, or of one vector."""
-    if len(parts[0].shape) == 1:
-        return sum(4 * part.shape[0] for part in parts)
-    kinds = {part.quantization for part in parts}
+def _held(group: Sequence[TensorInfo]) -> int:
+    """Bytes of a group of matrices, or of one vector."""
+    if len(group[0].shape) == 1:
+        return sum(4 * info.shape[0] for info in group)
+    kinds = {info.quantization for info in group}
     if kinds <= set(GGML_TYPES) and not kinds <= set(FLOAT_TYPES):
-        return sum(part.nbytes for part in parts)
-    return sum(math.prod(part.shape) for part in parts)  # they are rounded to 8 bits
+        return sum(info.nbytes for info in group)
+    return sum(math.prod(info.shape) for info in group)  # they are rounded to 8 bits
 
 
 def weights_of(path: Path, skeleton: PreTrainedModel, dtype: torch.dtype | None = None) -> GgufWeights:
@@ -101,7 +101,7 @@ def weights_of(path: Path, skeleton: PreTrainedModel, dtype: torch.dtype | None 
     Raises ModelError unless the file has those of the skeleton, and no other, and there is memory for them.
     """
     needed = held_bytes(path) if dtype is None else skeleton.num_parameters() * dtype.itemsize
-    found = GgufWeights(path, model_tensors(path, skeleton), dtype or torch.float32)
+    weights = GgufWeights(path, model_tensors(path, skeleton), dtype or torch.float32)
     forget_headers()  # before memory is taken for the weights
     check_free(needed, f"the weights of {path.name}")
-    return found
+    return weights

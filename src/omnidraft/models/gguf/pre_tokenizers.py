@@ -27,13 +27,13 @@ class Split:
 
 def split_of(name: str) -> Split:
     """The splitting that `tokenizer.ggml.pre` names; raises ModelError for a name that is not known."""
-    found = next((split for known, split in _FAMILIES.items() if name in known.split()), None)
-    if found is None:
+    family = next((split for known, split in _FAMILIES.items() if name in known.split()), None)
+    if family is None:
         raise ModelError(
             f"tokenizer.ggml.pre is {name!r}, a pre-tokenizer that is not known: use a file with one of those in "
             "docs/tokenizers.md, such as llama-bpe, qwen2, tekken or gpt-2"
         )
-    return found
+    return family
 
 
 def names() -> list[str]:
@@ -41,8 +41,8 @@ def names() -> list[str]:
     return sorted(name for known in _FAMILIES for name in known.split())
 
 
-def _any(*parts: str) -> str:
-    return "|".join(parts)
+def _any(*patterns: str) -> str:
+    return "|".join(patterns)
 
 
 _SUFFIX = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"  # of English contractions

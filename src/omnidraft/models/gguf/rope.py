@@ -25,13 +25,13 @@ SCALING = "rope.scaling."
 def rotation(keys: Keys, header: Header, size: int, *, takes_factors: bool, partial: bool) -> dict[str, Any]:
     """The rotation of heads of `size` entries; raises ModelError for one that transformers has not.
 
-    `takes_factors` is True of architectures that have tensors of factors, `partial` of those that may rotate a part of
-    each head.
+    `takes_factors` is True of architectures that have tensors of factors, `partial` of those that may rotate some
+    entries of each head.
     """
     rotated = keys.whole("rope.dimension_count", ROTATION, size)
     if rotated % 2 or rotated > size or (rotated < size and not partial):
-        given = keys.value("rope.dimension_count", ROTATION) is not None
-        raise keys.refused("rope.dimension_count" if given else "attention.key_length", f"heads have {size} entries")
+        stated = keys.value("rope.dimension_count", ROTATION) is not None
+        raise keys.refused("rope.dimension_count" if stated else "attention.key_length", f"heads have {size} entries")
     base: dict[str, Any] = {"rope_theta": keys.real("rope.freq_base", ROTATION, 1e4)}
     if not base["rope_theta"]:
         raise keys.refused("rope.freq_base", "a number above 0 is needed")

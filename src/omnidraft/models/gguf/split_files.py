@@ -1,4 +1,4 @@
-"""A GGUF model in one file or several parts, NAME-00001-of-00003.gguf and so on, as one header; errors of reading."""
+"""A GGUF model in one file or several shards, NAME-00001-of-00003.gguf and so on, as one header; errors of reading."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import lru_cache
 from pathlib import Path
 
 from omnidraft.errors import ModelError
-from omnidraft.models.gguf.header import Header, Stamp, TensorInfo, read_part
+from omnidraft.models.gguf.header import Header, Stamp, TensorInfo, read_shard
 
-PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
-SAME = ("general.architecture", "general.name", "split.count", "split.tensors.count")  # in all parts, where given
+SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
+SAME = ("general.architecture", "general.name", "split.count", "split.tensors.count")  # in all shards, where given
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a file, of all parts where it is one of several.
+    """Read the header of a file, of all shards where it is one of several.
 
-    Raises ModelError for a part that is missing or of another model, and for damaged files.
+    Raises ModelError for a shard that is missing or of another model, and for damaged files.
     """
     paths = _named(path)
     return _joined(paths, tuple(Stamp.of(each.stat()) for each in paths if each.is_file()))
@@ -31,8 +31,8 @@ def forget_headers() -> None:
 
 
 def _named(path: Path) -> tuple[Path, ...]:
-    """The parts that a file's name tells of, itself alone where it tells of none."""
-    match = PART.fullmatch(path.name)
+    """The shards that a file's name tells of, itself alone where it tells of none."""
+    match = SHARD.fullmatch(path.name)
     count = int(match["count"]) if match else 1
     if match is None or not 1 <= int(match["number"]) <= count:
         return (path,)
@@ -46,38 +46,40 @@ def _joined(paths: tuple[Path, ...], _stamps: tuple[Stamp, ...]) -> Header:
     missing = next((number for number, path in enumerate(paths) if not path.is_file()), None)
     if missing is not None:
         there = next((path.name for path in paths if path.is_file()), first.name)
-        raise ModelError(f"part {missing + 1} of {count} is missing: put {paths[missing].name} beside {there}")
-    headers = [read_part(path) for path in paths]
+        raise ModelError(f"shard {missing + 1} of {count} is missing: put {paths[missing].name} beside {there}")
+    headers = [read_shard(path) for path in paths]
     split = headers[0].metadata.get("split.count", 1)
     number = headers[0].metadata.get("split.no", 0)
     if number != 0 and count == 1:
-        raise ModelError(f"{first.name} is part {number + 1} of {split}: give the first, NAME-00001-of-{split:05}.gguf")
+        raise ModelError(
+            f"{first.name} is shard {number + 1} of {split}: give the first, NAME-00001-of-{split:05}.gguf"
+        )
     if split not in ({0, 1} if count == 1 else {count}):
-        raise ModelError(f"{first.name} is part 1 of {split}: give them names as NAME-00001-of-{split:05}.gguf")
+        raise ModelError(f"{first.name} is shard 1 of {split}: give them names as NAME-00001-of-{split:05}.gguf")
     tensors: dict[str, TensorInfo] = {}
     for number, header in enumerate(headers):
-        _check_part(header, number, headers[0])
+        _check_shard(header, number, headers[0])
         if twice := next((name for name in header.tensors if name in tensors), None):
-            raise ModelError(f"tensor {twice} is in two parts of {first.name}: get all parts of one model")
+            raise ModelError(f"tensor {twice} is in two shards of {first.name}: get all shards of one model")
         tensors |= header.tensors
     total = headers[0].metadata.get("split.tensors.count", len(tensors))
     if count > 1 and total != len(tensors):
         raise ModelError(
-            f"the parts of {first.name} have {len(tensors)} tensors, not {total}: get all parts of one model"
+            f"the shards of {first.name} have {len(tensors)} tensors, not {total}: get all shards of one model"
         )
     return Header(paths, headers[0].metadata, tensors)
 
 
-def _check_part(header: Header, number: int, first: Header) -> None:
+def _check_shard(header: Header, number: int, first: Header) -> None:
     if number and header.metadata.get("split.no") != number:
-        found = header.metadata.get("split.no")
-        said = "no part" if found is None else f"part {found + 1}"
-        raise ModelError(f"{header.name} is {said}, not part {number + 1}: get all parts of one model")
+        other = header.metadata.get("split.no")
+        said = "no shard" if other is None else f"shard {other + 1}"
+        raise ModelError(f"{header.name} is {said}, not shard {number + 1}: get all shards of one model")
     for key in SAME:
         theirs, ours = header.metadata.get(key), first.metadata.get(key)
         if theirs is not None and theirs != ours:
             raise ModelError(
-                f"{header.name} has {key} {theirs!r} and {first.name} {ours!r}: get all parts of one model"
+                f"{header.name} has {key} {theirs!r} and {first.name} {ours!r}: get all shards of one model"
             )
 
 

@@ -17,7 +17,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import OUTSIDE, Described
 from omnidraft.models.gguf.header import QUANTIZATIONS, Header, Stamp, TensorInfo, changed
 
-CHUNK = 2**14  # entries that are dequantized at a time: 128 KiB and more are mapped anew each time, which takes longer
+CHUNK_ENTRIES = 2**14  # that are dequantized at a time: 128 KiB and more are mapped anew each time, which takes longer
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 Shapes = Mapping[str, tuple[int, ...]]
 RowsOf = Callable[[TensorInfo, int, int, int], np.ndarray[Any, Any]]
@@ -40,27 +40,27 @@ def sources(header: Header, described: Described, shapes: Shapes) -> list[Source
 
     Raises ModelError for a tensor that is missing, of another shape, or that the model has no use for.
     """
-    tied, found = described.config["tie_word_embeddings"], []
+    tied, listed = described.config["tie_word_embeddings"], []
     for name, shape in shapes.items():
         if tied and name == "lm_head.weight":
             continue
-        own = _name_in_file(name, described)
-        info = header.tensors.get(own)
-        if info is None and not _is_zero(own, header, described):
-            raise ModelError(f"{header.name} lacks the tensor {own}: get the complete file")
+        tensor = _name_in_file(name, described)
+        info = header.tensors.get(tensor)
+        if info is None and not _is_zero(tensor, header, described):
+            raise ModelError(f"{header.name} lacks the tensor {tensor}: get the complete file")
         if info is not None and info.shape != shape:
             raise ModelError(
-                f"{header.name} has tensor {own} of shape {info.shape}, its keys need {shape}: get the file anew"
+                f"{header.name} has tensor {tensor} of shape {info.shape}, its keys need {shape}: get the file anew"
             )
-        found.append(Source(name, shape, info, _heads(own, described), _is_shifted(own, described)))
-    used = {source.info.name for source in found if source.info is not None}
+        listed.append(Source(name, shape, info, _heads(tensor, described), _is_shifted(tensor, described)))
+    used = {source.info.name for source in listed if source.info is not None}
     unused = set(header.tensors) - used - described.consumed
     if unused:
         raise ModelError(
             f"{header.name} has the tensor {min(unused)}, which is not supported for models of architecture "
             f"{described.keys.architecture}: use another model"
         )
-    return found
+    return listed
 
 
 def read(source: Source, dtype: torch.dtype, rows_of: RowsOf) -> torch.Tensor:
@@ -71,8 +71,8 @@ def read(source: Source, dtype: torch.dtype, rows_of: RowsOf) -> torch.Tensor:
     rows = math.prod(shape[:-1])
     values = torch.empty(rows, shape[-1], dtype=dtype)
     at = 0
-    for part in _dequantized(source.info, rows, rows_of):
-        piece = torch.from_numpy(part if part.flags.writeable else part.copy())
+    for block in _dequantized(source.info, rows, rows_of):
+        piece = torch.from_numpy(block if block.flags.writeable else block.copy())
         values[at : at + len(piece)] = piece - 1 if source.shifted else piece
         at += len(piece)
     if source.heads:
@@ -86,7 +86,7 @@ def _dequantized(info: TensorInfo, rows: int, rows_of: RowsOf) -> Iterator[np.nd
     from gguf.quants import dequantize
 
     kind = GGMLQuantizationType[QUANTIZATIONS[info.quantization][0]]
-    step = max(1, CHUNK // info.shape[-1])
+    step = max(1, CHUNK_ENTRIES // info.shape[-1])
     for start in range(0, rows, step):
         data = rows_of(info, rows, start, min(rows, start + step))
         with np.errstate(all="ignore"):  # what is no number is seen in the values
@@ -100,9 +100,9 @@ def rows_in(file: FileIO, info: TensorInfo, rows: int, start: int, end: int) -> 
     Raises ModelError where the file ends before.  Nothing is mapped, as in `header.py`.
     """
     width = info.nbytes // rows
-    found = np.empty((end - start, width), np.uint8)
-    view, done = found.reshape(-1).data, 0
-    while done < found.nbytes:  # the system gives no more than 2 GiB at once
+    content = np.empty((end - start, width), np.uint8)
+    view, done = content.reshape(-1).data, 0
+    while done < content.nbytes:  # the system gives no more than 2 GiB at once
         place = info.start + start * width + done
         if hasattr(os, "preadv"):  # which does not move the place of a file that a fork shares
             some = os.preadv(file.fileno(), [view[done:]], place)
@@ -112,7 +112,7 @@ def rows_in(file: FileIO, info: TensorInfo, rows: int, start: int, end: int) -> 
         if not some:
             raise ModelError(changed(info.path.name))
         done += some
-    return found
+    return content
 
 
 def check_unchanged(file: FileIO, info: TensorInfo) -> None:
@@ -127,7 +127,7 @@ def source_rows(count: int, heads: int) -> np.ndarray[Any, Any]:
 
 
 def _name_in_file(name: str, described: Described) -> str:
-    outside = {module: own for own, module in OUTSIDE.items()}
+    outside = {module: tensor for tensor, module in OUTSIDE.items()}
     inside = described.architecture.tensors
     if match := LAYER.fullmatch(name):
         number, module, kind = match.groups()
@@ -139,19 +139,19 @@ def _name_in_file(name: str, described: Described) -> str:
     raise ModelError(f"model type {described.config['model_type']!r} has the weights {name}, which no GGUF file gives")
 
 
-def _is_zero(own: str, header: Header, described: Described) -> bool:
+def _is_zero(tensor: str, header: Header, described: Described) -> bool:
     """True if a tensor is a bias that no layer has, in an architecture where any may be absent."""
-    part = own.split(".", 2)[-1]
-    there = any(name.endswith(f".{part}") for name in header.tensors)
-    return described.architecture.biases and part.endswith(".bias") and not there
+    name_in_layer = tensor.split(".", 2)[-1]
+    there = any(name.endswith(f".{name_in_layer}") for name in header.tensors)
+    return described.architecture.biases and name_in_layer.endswith(".bias") and not there
 
 
-def _heads(own: str, described: Described) -> int:
+def _heads(tensor: str, described: Described) -> int:
     counts = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-    part = own.split(".")[-2]
-    wanted = described.architecture.interleaved and part in counts
-    return int(described.config[counts[part]]) if wanted else 0
+    matrix = tensor.split(".")[-2]
+    wanted = described.architecture.interleaved and matrix in counts
+    return int(described.config[counts[matrix]]) if wanted else 0
 
 
-def _is_shifted(own: str, described: Described) -> bool:
-    return described.architecture.family.shifted and own.endswith("norm.weight")
+def _is_shifted(tensor: str, described: Described) -> bool:
+    return described.architecture.family.shifted and tensor.endswith("norm.weight")

@@ -73,9 +73,9 @@ def read_tokens(metadata: Mapping[str, Any]) -> Tokens:
         raise ModelError(f"{PREFIX}tokens has {twice!r} twice: use a file with distinct tokens")
     strikes = next((i for i in (ids.get(STRIKE),) if i is not None and kinds[i] == CONTROL), None)
     named = {key: _named(metadata, key, len(texts)) for key in (*FILE_ENDS, *MARKS)}
-    found = {key: _found(ids, texts) for key, texts in (FILE_ENDS | MARKS).items() if named[key] is None}
+    by_text = {key: _found(ids, texts) for key, texts in (FILE_ENDS | MARKS).items() if named[key] is None}
     known = [ids[text] for text in ENDS if text in ids]
-    for i in (*known, *(i for i in found.values() if i is not None)):
+    for i in (*known, *(i for i in by_text.values() if i is not None)):
         kinds[i] = CONTROL
     for text in CHANNELS:
         if text in ids:
@@ -83,7 +83,7 @@ def read_tokens(metadata: Mapping[str, Any]) -> Tokens:
     bos, eos, unknown = _defaults(metadata, kinds)
     eos = _named(metadata, "eos_token_id", len(texts), eos)
     turns = (_named(metadata, key, len(texts)) for key in ("eot_token_id", "eom_token_id"))
-    files = (named[key] if named[key] is not None else found[key] for key in FILE_ENDS)
+    files = (named[key] if named[key] is not None else by_text[key] for key in FILE_ENDS)
     more = read_array(metadata, "eos_token_ids") if f"{PREFIX}eos_token_ids" in metadata else ()
     listed = (i for i in more if isinstance(i, int) and 0 <= i < len(texts))
     ends = list(dict.fromkeys(i for i in (eos, *listed, *turns, strikes, *sorted(known), *files) if i is not None))

@@ -67,7 +67,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         )
     _check_keys(metadata)
     tokens = read_tokens(metadata)
-    # the parts are put in one by one: of a whole backend a copy would be made, which takes as long as all the rest
+    # the components are put in one by one: of a whole backend a copy would be made, which takes as long as all the rest
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE()), clean_up_tokenization_spaces=False
     )
@@ -138,7 +138,7 @@ _BUILDERS: dict[str, Callable[[Tokenizer, Mapping[str, Any], Tokens], Split]] = 
 }
 
 
-# ---------------------------------------------------------------- parts
+# ---------------------------------------------------------------- components
 
 
 def _steps(split: Split) -> list[pre_tokenizers.PreTokenizer]:

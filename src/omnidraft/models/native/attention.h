@@ -61,7 +61,7 @@ typedef struct {
 } Attention;
 
 typedef struct {
-    int64_t group, queries, tiles; /* query heads that share keys; of a run */
+    int64_t sharing, queries, tiles; /* query heads that share keys; of a run */
 } Tiles;
 
 static int64_t whole_lanes(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
@@ -72,8 +72,8 @@ static int64_t head_halves(const Shape *shape) { return BLOCK * (shape->size + w
 static int64_t result_floats(const Shape *shape) { return whole_lanes(shape->size) + LANES; }
 
 static Tiles tiles_of(const Shape *shape, int64_t rows) {
-    int64_t group = shape->heads / shape->key_heads;
-    return (Tiles){group, rows * group, (rows * group + TILE - 1) / TILE};
+    int64_t sharing = shape->heads / shape->key_heads;
+    return (Tiles){sharing, rows * sharing, (rows * sharing + TILE - 1) / TILE};
 }
 
 static int64_t tile_begin(Tiles tiles, int64_t tile) { return tiles.queries * tile / tiles.tiles; }
@@ -129,9 +129,9 @@ static void prepare_row(const Attention *one, const Run *run, int64_t row) {
     turn_heads(shape, layer, from, heads, layer->query_norm, angles + layer->angles);
     turn_heads(shape, layer, from + heads * size, key_heads, layer->key_norm, angles + layer->angles);
     for (int64_t h = 0; h < heads; h++, from += size) {
-        int64_t query = row * tiles.group + h % tiles.group, tile = tile_of(tiles, query);
+        int64_t query = row * tiles.sharing + h % tiles.sharing, tile = tile_of(tiles, query);
         int64_t begin = tile_begin(tiles, tile), width = tile_begin(tiles, tile + 1) - begin;
-        float *to = run->queries + (h / tiles.group * tiles.queries + begin) * size + query - begin;
+        float *to = run->queries + (h / tiles.sharing * tiles.queries + begin) * size + query - begin;
         for (int64_t d = 0; d < size; d++) to[d * width] = from[d] * scale;
     }
     for (int64_t h = 0; h < key_heads; h++, from += size, block += head_halves(shape)) {
@@ -142,10 +142,10 @@ static void prepare_row(const Attention *one, const Run *run, int64_t row) {
     }
 }
 
-static void prepare_rows(const void *job, int64_t part) {
+static void prepare_rows(const void *job, int64_t share) {
     const Attention *one = job;
     const Run *run = one->runs;
-    for (int64_t m = part * PREPARED; m < (part + 1) * PREPARED && m < one->rows; m++) {
+    for (int64_t m = share * PREPARED; m < (share + 1) * PREPARED && m < one->rows; m++) {
         while (m >= run->first + run->rows) run++;
         prepare_row(one, run, m - run->first);
     }
@@ -265,7 +265,7 @@ static void attend_tile(const Attention *one, const Task *task, int64_t tile, in
     int64_t begin = tile_begin(tiles, tile), n = tile_begin(tiles, tile + 1) - begin;
     int64_t from[TILE], to[TILE], lowest = BLOCK, highest = 0, first = 0, last = BLOCK; /* first..last: seen by all */
     for (int64_t j = 0; j < n; j++) {
-        int64_t t = run->cache->length + (begin + j) / tiles.group, seen = first_seen(one->layer, t);
+        int64_t t = run->cache->length + (begin + j) / tiles.sharing, seen = first_seen(one->layer, t);
         from[j] = seen > place ? seen - place : 0;
         to[j] = t + 1 < place + BLOCK ? t + 1 - place : BLOCK;
         first = from[j] > first ? from[j] : first;
@@ -315,23 +315,23 @@ static void finish(const Attention *one, const Run *run, int64_t head, int64_t q
     int64_t size = one->shape->size, wide = whole_lanes(size), floats = result_floats(one->shape);
     Tiles tiles = tiles_of(one->shape, run->rows);
     float *result = run->results + (head * tiles.queries + query) * run->slots * floats;
-    int64_t row = run->first + query / tiles.group, h = head * tiles.group + query % tiles.group;
+    int64_t row = run->first + query / tiles.sharing, h = head * tiles.sharing + query % tiles.sharing;
     for (int64_t slot = 1; slot < slots; slot++) merge(result, result + slot * floats, wide);
     float *seen = one->seen + (row * one->shape->heads + h) * size, sum = result[wide + 1];
     for (int64_t d = 0; d < size; d++) seen[d] = result[d] / sum;
 }
 
-static void finish_head(const void *job, int64_t part) {
+static void finish_head(const void *job, int64_t share) {
     const Attention *one = job;
-    const Run *run = one->runs + part / one->shape->key_heads;
+    const Run *run = one->runs + share / one->shape->key_heads;
     if (!run->divided || run->blocks - run->block < 2) return; /* its tasks have done it */
     for (int64_t query = 0; query < tiles_of(one->shape, run->rows).queries; query++)
-        finish(one, run, part % one->shape->key_heads, query, run->blocks - run->block);
+        finish(one, run, share % one->shape->key_heads, query, run->blocks - run->block);
 }
 
-static void attend_task(const void *job, int64_t part) {
+static void attend_task(const void *job, int64_t share) {
     const Attention *one = job;
-    const Task *task = one->tasks + part;
+    const Task *task = one->tasks + share;
     const Run *run = task->run;
     Tiles tiles = tiles_of(one->shape, run->rows);
     int64_t wide = whole_lanes(one->shape->size), floats = result_floats(one->shape), apart = run->slots * floats;
@@ -363,11 +363,11 @@ static void divide(Attention *one) {
         run->block = first_seen(one->layer, run->cache->length) / BLOCK;
         run->blocks = (run->cache->length + run->rows - 1) / BLOCK + 1;
         int64_t begin = run->divided ? run->block : 0, end = run->divided ? run->blocks : (tiles + each - 1) / each;
-        for (int64_t part = begin; part < end; part++) /* heads of a block follow each other in memory */
+        for (int64_t at = begin; at < end; at++) /* heads of a block follow each other in memory */
             for (int64_t head = 0; head < heads; head++) {
-                int64_t last = (part + 1) * each < tiles ? (part + 1) * each : tiles;
-                Task blocks = {run, head, 0, tiles, part, part + 1};
-                Task some = {run, head, part * each, last, run->block, run->blocks};
+                int64_t last = (at + 1) * each < tiles ? (at + 1) * each : tiles;
+                Task blocks = {run, head, 0, tiles, at, at + 1};
+                Task some = {run, head, at * each, last, run->block, run->blocks};
                 one->tasks[one->all++] = run->divided ? blocks : some;
             }
     }

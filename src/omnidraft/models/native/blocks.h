@@ -1,7 +1,7 @@
 /* Matrices of GGUF files, every weight with the value that the file gives it, in the order in which the step reads them.
 
    16 rows lie side by side in a panel: a vector of codes has 4 columns of each, so that a product with an input is one
-   instruction and a row's sum never leaves its lane.  A panel is read in the order in which it lies: units of some groups
+   instruction and a row's sum never leaves its lane.  A panel is read in the order in which it lies: units of some slices
    of 32 columns, each with its scales before its codes, so that what is fetched ahead of them is what comes next.  Of
    codes of 4 to 6 bits the low 4 of columns 0 to 15 and of 16 to 31 share bytes; the high ones follow.  */
 
@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define PANEL 16 /* rows of a matrix that lie side by side */
-#define GROUP 32 /* columns whose codes lie together */
+#define SLICE 32 /* columns whose codes lie together */
 #define INLINE static inline __attribute__((always_inline))
 
 /* what a matrix is made of; the numbers are those of files */
@@ -66,32 +66,32 @@ INLINE int64_t bytes_of(int kind) {
 INLINE int has_least(int kind) { return kind == Q4_1 || kind == Q5_1 || kind == Q4_K || kind == Q5_K; }
 
 /* bytes of the scales that a block of 16 rows has in a panel: d of each row, the least value or its scale, then 8 bits
-   for each row and group */
+   for each row and slice */
 INLINE int64_t scale_bytes(int kind) {
     int64_t wide = has_least(kind) ? 4 * PANEL : 2 * PANEL;
     return wide + (entries_of(kind) == 256 ? 16 * PANEL : 0);
 }
 
-/* groups of a unit, whose scales fill whole lines of a cache; the last of a panel may have fewer */
+/* slices of a unit, whose scales fill whole lines of a cache; the last of a panel may have fewer */
 INLINE int64_t unit_of(int kind) { return kind == Q6_K ? 16 : 8; }
 
 /* bytes of the scales, and of the codes, of some whole blocks */
-INLINE int64_t scales_in(int kind, int64_t groups) { return groups * GROUP / entries_of(kind) * scale_bytes(kind); }
-INLINE int64_t codes_in_groups(int kind, int64_t groups) { return groups * 64 * bits_of(kind); }
+INLINE int64_t scales_in(int kind, int64_t slices) { return slices * SLICE / entries_of(kind) * scale_bytes(kind); }
+INLINE int64_t codes_in_slices(int kind, int64_t slices) { return slices * 64 * bits_of(kind); }
 
-/* where the scales of the block that a group is in are in a panel, and its codes */
+/* where the scales of the block that a slice is in are in a panel, and its codes */
 INLINE int64_t scales_place(int kind, int64_t g) {
-    int64_t before = g / unit_of(kind) * unit_of(kind), of = entries_of(kind) / GROUP;
-    return scales_in(kind, before + (g - before) / of * of) + codes_in_groups(kind, before);
+    int64_t before = g / unit_of(kind) * unit_of(kind), of = entries_of(kind) / SLICE;
+    return scales_in(kind, before + (g - before) / of * of) + codes_in_slices(kind, before);
 }
 INLINE int64_t codes_place(int kind, int64_t in, int64_t g) {
     int64_t unit = unit_of(kind), end = (g / unit + 1) * unit;
-    return scales_in(kind, end < in / GROUP ? end : in / GROUP) + codes_in_groups(kind, g);
+    return scales_in(kind, end < in / SLICE ? end : in / SLICE) + codes_in_slices(kind, g);
 }
 
 INLINE int64_t bytes_of_panel(int kind, int64_t in) {
     if (!bits_of(kind)) return in * PANEL * bytes_of(kind);
-    return (scales_in(kind, in / GROUP) + codes_in_groups(kind, in / GROUP) + 63) / 64 * 64;
+    return (scales_in(kind, in / SLICE) + codes_in_slices(kind, in / SLICE) + 63) / 64 * 64;
 }
 
 /* what is added to the value of a code, before its scale */
@@ -114,7 +114,7 @@ INLINE float brain_value(uint16_t brain) {
 
 /* ---- from blocks of a file to panels */
 
-/* codes of a group of a block */
+/* codes of a slice of a block */
 INLINE void codes_of(int kind, const uint8_t *block, int g, uint8_t *codes) {
     const uint8_t *low = block + (has_least(kind) ? 4 : 2);
     uint32_t high;
@@ -144,7 +144,7 @@ INLINE void codes_of(int kind, const uint8_t *block, int g, uint8_t *codes) {
     }
 }
 
-/* puts codes of a group into those of a panel; words have 4 columns each */
+/* puts codes of a slice into those of a panel; words have 4 columns each */
 INLINE void put_codes(int kind, const uint8_t *codes, uint8_t *place, int row) {
     const uint32_t low = 0x0f0f0f0f, one = 0x01010101, two = 0x03030303;
     int bits = bits_of(kind);
@@ -195,9 +195,9 @@ typedef struct {
 
 /* a panel; rows after the last are zeros */
 INLINE void pack_kind(int kind, const Packing *one, int64_t panel) {
-    int64_t entries = entries_of(kind), size = bytes_of(kind), blocks = one->in / entries, per = entries / GROUP;
+    int64_t entries = entries_of(kind), size = bytes_of(kind), blocks = one->in / entries, per = entries / SLICE;
     int64_t of_panel = bytes_of_panel(kind, one->in), rows = one->out - panel * PANEL;
-    uint8_t *to = one->panels + panel * of_panel, codes[GROUP];
+    uint8_t *to = one->panels + panel * of_panel, codes[SLICE];
     const uint8_t *from[PANEL];
     int fine = 1;
     if (rows < PANEL) memset(to, 0, of_panel);
@@ -224,7 +224,7 @@ INLINE void pack_kind(int kind, const Packing *one, int64_t panel) {
 
 /* ---- from panels to values */
 
-/* of column k of a group */
+/* of column k of a slice */
 INLINE int code_at(int kind, const uint8_t *codes, int row, int64_t k) {
     int bits = bits_of(kind), j = k / 4;
     const uint8_t *at = codes + row * 4 + k % 4;
@@ -255,15 +255,15 @@ INLINE void unpack_kind(int kind, const Matrix *matrix, int64_t id, float *value
             values[k] = number_at(kind, panel + (k * PANEL + row) * bytes_of(kind));
             continue;
         }
-        scales = panel + scales_place(kind, k / GROUP);
+        scales = panel + scales_place(kind, k / SLICE);
         float scale = number_at(F16, scales + 2 * row), least = 0;
         if (has_least(kind)) least = number_at(F16, scales + 2 * (PANEL + row));
         if (kind == Q6_K) scale *= (int8_t)scales[(2 + k % 256 / 16) * PANEL + row];
         if (entries == 256 && has_least(kind)) {
-            scale *= scales[(4 + k % 256 / GROUP) * PANEL + row];
-            least *= -(float)scales[(12 + k % 256 / GROUP) * PANEL + row];
+            scale *= scales[(4 + k % 256 / SLICE) * PANEL + row];
+            least *= -(float)scales[(12 + k % 256 / SLICE) * PANEL + row];
         }
-        values[k] = scale * code_at(kind, panel + codes_place(kind, matrix->in, k / GROUP), row, k % GROUP) + least;
+        values[k] = scale * code_at(kind, panel + codes_place(kind, matrix->in, k / SLICE), row, k % SLICE) + least;
     }
 }
 

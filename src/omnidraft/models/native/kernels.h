@@ -1,7 +1,7 @@
 /* Products of panels (blocks.h) and rows of inputs.
 
    Codes are unpacked once for all rows of a pass.  Inputs are whole numbers with one scale for 16 of them, so that the
-   products of a group are exact; these are added in the order of the groups, each row of the matrix in a lane of its
+   products of a slice are exact; these are added in the order of the slices, each row of the matrix in a lane of its
    own.  So a result has the same bits on every processor, and whatever rows are beside it. */
 
 #include <stdint.h>
@@ -11,9 +11,9 @@
 #define TOGETHER 16 /* rows of inputs, at most, for which codes are unpacked */
 #define FETCHED 8192 /* bytes ahead: with less memory is waited for, with more the innermost cache holds less else */
 
-/* a group of an input, each half of it with a scale */
+/* a slice of an input, each half of it with a scale */
 typedef struct {
-    int32_t x[GROUP / 4]; /* 4 columns each, of 8 bits */
+    int32_t x[SLICE / 4]; /* 4 columns each, of 8 bits */
     float scale[2], sum;  /* of an entry, and of all entries */
     int32_t less[2];      /* minus the sum of the entries of each half */
     int32_t room[3];      /* a piece is in one line of a cache */
@@ -21,7 +21,7 @@ typedef struct {
 
 #include "codes.h"
 
-/* ---- a group */
+/* ---- a slice */
 
 INLINE int is_signed(int kind) { return kind == Q8_0 || kind == IQ4_NL; }
 
@@ -81,10 +81,10 @@ INLINE void unpack(int kind, const uint8_t *at, Codes *codes) {
 #endif
 }
 
-typedef struct { Reals scale[2], least; } Scales; /* of a group, or of its halves */
+typedef struct { Reals scale[2], least; } Scales; /* of a slice, or of its halves */
 
 INLINE Scales scales_at(int kind, const uint8_t *at, int64_t g, int row) {
-    int64_t of = entries_of(kind) / GROUP, in = g % of;
+    int64_t of = entries_of(kind) / SLICE, in = g % of;
     const uint8_t *block = at + g / of * scale_bytes(kind);
     Scales found = {{halves_in(block + 2 * row)}, real_of(0)};
     if (has_least(kind)) found.least = halves_in(block + 2 * (PANEL + row));
@@ -99,7 +99,7 @@ INLINE Scales scales_at(int kind, const uint8_t *at, int64_t g, int row) {
     return found;
 }
 
-/* the sums of products of half a group, which are exact */
+/* the sums of products of half a slice, which are exact */
 INLINE Reals half_products(int kind, const Codes *codes, const Piece *piece, int half) {
     int offset = kind == Q4_0 ? 3 : kind == Q5_0 ? 4 : kind == Q6_K ? 5 : 0; /* the power of 2 that codes count from */
 #ifdef UNSIGNED
@@ -109,8 +109,8 @@ INLINE Reals half_products(int kind, const Codes *codes, const Piece *piece, int
     return reals_of(dots(kind, start, codes + 4 * half, piece->x + 4 * half));
 }
 
-/* a sum with the products of a group */
-INLINE Reals with_group(int kind, Reals sum, const Codes *codes, const Scales *of, const Piece *piece) {
+/* a sum with the products of a slice */
+INLINE Reals with_slice(int kind, Reals sum, const Codes *codes, const Scales *of, const Piece *piece) {
     Reals first = product(half_products(kind, codes, piece, 0), real_of(piece->scale[0]));
     Reals second = half_products(kind, codes, piece, 1), scale = real_of(piece->scale[1]);
     if (kind == Q6_K) {
@@ -120,25 +120,25 @@ INLINE Reals with_group(int kind, Reals sum, const Codes *codes, const Scales *o
     return has_least(kind) ? sum_with(of->least, real_of(piece->sum), sum) : sum;
 }
 
-/* a panel times `rows` inputs, whose groups lie `apart`; `kind` and `rows` are constants where this is inlined */
+/* a panel times `rows` inputs, whose slices lie `apart`; `kind` and `rows` are constants where this is inlined */
 INLINE void multiply_codes(int kind, int rows, const uint8_t *panel, int64_t in, const Piece *pieces, int64_t apart,
                            float (*result)[PANEL]) {
-    int64_t groups = in / GROUP, unit = unit_of(kind), bytes = scales_in(kind, unit) / unit + codes_in_groups(kind, 1);
+    int64_t slices = in / SLICE, unit = unit_of(kind), bytes = scales_in(kind, unit) / unit + codes_in_slices(kind, 1);
     const uint8_t *ahead = panel + FETCHED;
     Reals sums[TOGETHER][SIDES];
     for (int m = 0; m < rows; m++)
         for (int s = 0; s < SIDES; s++) sums[m][s] = real_of(0);
-    for (; groups > 0; groups -= unit) {
-        int64_t count = groups < unit ? groups : unit;
+    for (; slices > 0; slices -= unit) {
+        int64_t count = slices < unit ? slices : unit;
         const uint8_t *scales = panel;
         panel += scales_in(kind, count);
-        for (int64_t g = 0; g < count; g++, panel += codes_in_groups(kind, 1), pieces += apart, ahead += bytes) {
+        for (int64_t g = 0; g < count; g++, panel += codes_in_slices(kind, 1), pieces += apart, ahead += bytes) {
             for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
             for (int s = 0; s < SIDES; s++) {
                 Codes codes[8];
                 unpack(kind, panel + 4 * SIDE * s, codes);
                 Scales of = scales_at(kind, scales, g, SIDE * s);
-                for (int m = 0; m < rows; m++) sums[m][s] = with_group(kind, sums[m][s], codes, &of, pieces + m);
+                for (int m = 0; m < rows; m++) sums[m][s] = with_slice(kind, sums[m][s], codes, &of, pieces + m);
             }
         }
     }

@@ -139,14 +139,14 @@ class Angles:
         if length > len(self._made):
             length += max(ROOM, length // 2)
             positions = torch.arange(length, dtype=torch.float32, device="cpu")
-            parts = [torch.empty(length, 0, dtype=torch.float32, device="cpu")]
+            columns = [torch.empty(length, 0, dtype=torch.float32, device="cpu")]
             for frequencies, scaling in self._rotations:
                 # in 64 bits, so that the last bit does not depend on how many there are
                 angles = torch.outer(positions, frequencies).double()
-                parts.append((torch.cat([angles.cos(), angles.sin()], -1) * scaling).float())
+                columns.append((torch.cat([angles.cos(), angles.sin()], -1) * scaling).float())
             if self._factors is not None:
-                parts.append(self._factors(positions.double())[:, None].float())
-            self._made = torch.cat(parts, -1)
+                columns.append(self._factors(positions.double())[:, None].float())
+            self._made = torch.cat(columns, -1)
         return self._made
 
 

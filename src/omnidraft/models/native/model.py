@@ -21,13 +21,13 @@ from omnidraft.models.native import step
 from omnidraft.models.native.kv_cache import Angles, KVBlocks, Rotation
 from omnidraft.models.native.prebuilt import source_bytes
 from omnidraft.models.native.step import Norm, pointer
-from omnidraft.models.native.weights import Orders, Parts, RoundedWeights, Weights
+from omnidraft.models.native.weights import LayerWeights, Orders, PackedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CHUNK = 64  # ids of a text in one call of step.c: more take as long, and a call cannot be interrupted
+CHUNK_IDS = 64  # ids of a text in one call of step.c: more take as long, and a call cannot be interrupted
 DRAFTED = 0.75  # bytes of a weight in Q5_1
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -35,19 +35,19 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 class NativeModel(PretrainedModel):
     """A model in 4 to 8 bits that has no `unsupported_reason`; its rows are independent of each other, bit by bit.
 
-    `skeleton` gives the shape, and may be on the meta device.  Weights are by its names: those of `own`, and those of
-    `source` for all others; rounded ones are used where they are, and others rounded to 8 bits, of a model that
-    `drafts` to 5.  Raises ModelError for weights that are NaN or infinite, of another shape, or missing.
+    `skeleton` gives the shape, and may be on the meta device.  Weights are by its names: those of `overrides`, and
+    those of `source` for all others; packed ones are used where they are, and others rounded to 8 bits, of a model
+    that `drafts` to 5.  Raises ModelError for weights that are NaN or infinite, of another shape, or missing.
     """
 
-    chunk, shared_chunk, joint, generates, rows_independent = CHUNK, CHUNK, True, False, True
+    chunk, shared_chunk, joint, generates, rows_independent = CHUNK_IDS, CHUNK_IDS, True, False, True
     device = torch.device("cpu")
 
     def __init__(
         self,
         skeleton: PreTrainedModel,
         source: Weights,
-        own: Weights | RoundedWeights | None = None,
+        overrides: Weights | PackedWeights | None = None,
         *,
         drafts: bool = False,
     ) -> None:
@@ -60,37 +60,37 @@ class NativeModel(PretrainedModel):
         self._source, self._drafts = source, drafts
         self.precision = "Q5_1" if drafts else "int8"
         shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
-        parts = Parts(source, own or {}, shapes, drafts=drafts)
+        weights = LayerWeights(source, overrides or {}, shapes, drafts=drafts)
         tied = bool(config.tie_word_embeddings) and not _apart(source)
         stored = EMBEDDING in source  # tied ones are stored by either name
-        self._head = parts.matrix("model.embed_tokens" if tied and stored else "lm_head")
-        self._embedding = self._head if tied else parts.looked_up("model.embed_tokens")
+        self._head = weights.group("model.embed_tokens" if tied and stored else "lm_head")
+        self._embedding = self._head if tied else weights.embedding("model.embed_tokens")
         self._embedding_factor = family.embedding.of(config) / family.residual.of(config)
-        layers = Layers(family, config, rotations, parts)
+        layers = Layers(family, config, rotations, weights)
         self._layers = (step.Layer * config.num_hidden_layers)(*map(layers.layer, range(config.num_hidden_layers)))
         plus, epsilon, centered = float(family.shifted), self._shape.epsilon, family.centered
-        self._norm = Norm(parts.vector("model.norm.weight", plus), epsilon, centered)
-        scaled = parts.vector("model.norm.weight", plus, family.logits.of(config))
+        self._norm = Norm(weights.vector("model.norm.weight", plus), epsilon, centered)
+        scaled = weights.vector("model.norm.weight", plus, family.logits.of(config))
         self._before_head, self._cap = Norm(scaled, epsilon, centered), family.cap(config, family.logit_cap)
-        self._parts = parts
+        self._layer_weights = weights
 
-    def with_weights(self, own: Weights | RoundedWeights) -> NativeModel:
+    def with_weights(self, overrides: Weights | PackedWeights) -> NativeModel:
         """A model with these weights, by their names in the source, and the source's for all others."""
-        return NativeModel(self.model, self._source, own, drafts=self._drafts)
+        return NativeModel(self.model, self._source, overrides, drafts=self._drafts)
 
     def know_by(self, content: bytes) -> None:
         """Take an identity that other processes give these weights, too: by the hash of their files, and this code."""
         self.identity = hashlib.sha256(content + self.precision.encode() + source_bytes()).digest()
         self.lasting = True
 
-    def rounded_weights(self) -> RoundedWeights:
+    def packed_weights(self) -> PackedWeights:
         """The weights, which another process can load into a model of the same shape."""
-        return self._parts.rounded_weights()
+        return self._layer_weights.packed_weights()
 
     @property
     def nbytes(self) -> int:
         """Memory of the weights, which the source does not share, in bytes."""
-        return self._parts.nbytes
+        return self._layer_weights.nbytes
 
     @property
     def token_bytes(self) -> float:
@@ -99,14 +99,16 @@ class NativeModel(PretrainedModel):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """A sample of each matrix by name, whatever the others are: however they lie in memory."""
-        return {name: each.sample() for name, each in {**self._parts.matrices, **self._parts.in_file}.items()}
+        return {
+            name: each.sample() for name, each in {**self._layer_weights.groups, **self._layer_weights.in_file}.items()
+        }
 
     def new_sequence(self, *, hidden: bool = False) -> NativeSequence:
         return NativeSequence(self, self._shape, hidden=hidden)
 
     @torch.inference_mode()
     def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
-        """All in one call of step.c, but that it takes no more than CHUNK ids of a text at a time."""
+        """All in one call of step.c, but that it takes no more than CHUNK_IDS ids of a text at a time."""
         starts = [each.sequence.length for each in reads]
         try:
             return self._read(reads)
@@ -118,7 +120,7 @@ class NativeModel(PretrainedModel):
 
     def _read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
         kept: list[list[torch.Tensor]] = [[] for _ in reads]  # of each, outputs of the last layer
-        for begin in range(0, max((len(each.ids) for each in reads), default=0), CHUNK):
+        for begin in range(0, max((len(each.ids) for each in reads), default=0), CHUNK_IDS):
             self._read_joint(reads, begin, kept)
         rows = [row for each in kept for row in each]
         if not rows:
@@ -141,26 +143,26 @@ class NativeModel(PretrainedModel):
         return torch.from_numpy(values * weight.numpy() / np.sqrt(values @ values / len(values) + epsilon))
 
     def _read_joint(self, reads: Sequence[Read], begin: int, kept: list[list[torch.Tensor]]) -> None:
-        """Read up to CHUNK ids of each text, from `begin` on, and add the rows that are kept."""
-        parts = [each.ids[begin : begin + CHUNK] for each in reads]
+        """Read up to CHUNK_IDS ids of each text, from `begin` on, and add the rows that are kept."""
+        chunks = [each.ids[begin : begin + CHUNK_IDS] for each in reads]
         texts = [cast("NativeSequence", each.sequence) for each in reads]
-        for text, ids in zip(texts, parts, strict=True):
+        for text, ids in zip(texts, chunks, strict=True):
             text.cache.reserve(text.length, text.length + len(ids))
-        angles = self._angles.upto(max(text.length + len(ids) for text, ids in zip(texts, parts, strict=True)))
+        angles = self._angles.upto(max(text.length + len(ids) for text, ids in zip(texts, chunks, strict=True)))
         several = len(reads) > 1
         places = [
             text.cache.at(text.length + at, angles)
-            for text, ids in zip(texts, parts, strict=True)
+            for text, ids in zip(texts, chunks, strict=True)
             for at in range(len(ids) if several else 1)
         ]
         caches = (step.Cache * len(places))(*places)
-        x = self._embedding.rows([token for ids in parts for token in ids] if several else parts[0])
+        x = self._embedding.rows([token for ids in chunks for token in ids] if several else chunks[0])
         if self._embedding_factor != 1:
             values = x.numpy()  # torch would use threads, which then spin
             values *= np.float32(self._embedding_factor)
         step.read_tokens(self._layers, self._shape, caches, x, apart=several)
         end = 0
-        for each, text, ids, rows in zip(reads, texts, parts, kept, strict=True):
+        for each, text, ids, rows in zip(reads, texts, chunks, kept, strict=True):
             text.length += len(ids)
             end += len(ids)
             if (count := min(len(ids), begin + len(ids) - len(each.ids) + each.keep)) > 0:
@@ -215,21 +217,21 @@ class NativeSequence(CachedSequence):
 class Layers:
     """The layers of a model of a family as step.c takes them."""
 
-    def __init__(self, family: Family, config: Any, rotations: Mapping[str, Rotation], parts: Parts) -> None:
-        self._family, self._config, self._parts, self._rotations = family, config, parts, rotations
+    def __init__(self, family: Family, config: Any, rotations: Mapping[str, Rotation], weights: LayerWeights) -> None:
+        self._family, self._config, self._weights, self._rotations = family, config, weights, rotations
         self._windows = family.windows(config)
 
     def layer(self, number: int) -> step.Layer:
         """A layer by its number."""
-        family, parts, name = self._family, self._parts, f"model.layers.{number}."
-        qkv = [f"{name}self_attn.{part}" for part in family.qkv]
+        family, weights, name = self._family, self._weights, f"model.layers.{number}."
+        qkv = [f"{name}self_attn.{matrix}" for matrix in family.qkv]
         query_norm, key_norm = family.head_norms or (None, None)
         rotated, angles = self._rotated(number)
         return step.Layer(
-            qkv=parts.matrix(*qkv, orders=self._orders(qkv, rotated)).struct,
-            output=parts.matrix(f"{name}self_attn.o_proj").struct,
-            gate_up=parts.matrix(*(f"{name}{part}" for part in family.gate_up)).struct,
-            down=parts.matrix(f"{name}{family.down}").struct,
+            qkv=weights.group(*qkv, orders=self._orders(qkv, rotated)).struct,
+            output=weights.group(f"{name}self_attn.o_proj").struct,
+            gate_up=weights.group(*(f"{name}{matrix}" for matrix in family.gate_up)).struct,
+            down=weights.group(f"{name}{family.down}").struct,
             before_attention=self._norm(name, family.before_attention),
             before_mlp=self._norm(name, family.before_mlp),
             after_attention=self._norm(name, family.after_attention),
@@ -244,7 +246,7 @@ class Layers:
     def _norm(self, name: str, module: str | None) -> int | None:
         if module is None:
             return None
-        return pointer(self._parts.vector(f"{name}{module}.weight", float(self._family.shifted)))
+        return pointer(self._weights.vector(f"{name}{module}.weight", float(self._family.shifted)))
 
     def _rotated(self, number: int) -> tuple[int, int]:
         """Entries of a head that are rotated in a layer, and the first column of their angles."""
@@ -287,8 +289,8 @@ def unsupported_reason(model: PreTrainedModel) -> UnsupportedReason | None:
     if getattr(config, "quantization_config", None) is not None or not plain:
         return UnsupportedReason("quantized", "quantization_config", "its weights are quantized")
     family = BY_CLASS[name]
-    if (found := family.unsupported_reason(config)) is not None:
-        return found
+    if (lack := family.unsupported_reason(config)) is not None:
+        return lack
     size = heads_of(config)[2]
     if not family.partial and any(rotation.entries != size for rotation in _rotations(model).values()):
         return UnsupportedReason("rotation", "partial_rotary_factor", "it rotates a part of each head")
@@ -341,10 +343,10 @@ def _rotations(model: PreTrainedModel) -> dict[str, Rotation]:
     if kind is type(None):
         return {}
     with torch.device("cpu"):
-        made = kind(config=model.config)
-    if hasattr(made, "inv_freq"):
-        return {"": Rotation(made.inv_freq.float(), float(made.attention_scaling))}
+        rope = kind(config=model.config)
+    if hasattr(rope, "inv_freq"):
+        return {"": Rotation(rope.inv_freq.float(), float(rope.attention_scaling))}
     return {
-        each: Rotation(getattr(made, f"{each}_inv_freq").float(), float(getattr(made, f"{each}_attention_scaling")))
-        for each in made.layer_types
+        each: Rotation(getattr(rope, f"{each}_inv_freq").float(), float(getattr(rope, f"{each}_attention_scaling")))
+        for each in rope.layer_types
     }

@@ -14,21 +14,22 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.memory import shortage
 from omnidraft.models.native import step as native
-from omnidraft.models.native.step import PANEL, Part, Products
+from omnidraft.models.native.step import PANEL, Group, PackedMatrix
 
 GGML_TYPES = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # those that step.c takes, as in blocks.h
 FLOAT_TYPES = (0, 1, 30)  # F32, F16 and BF16, which have no scales
 SAMPLED = 16  # rows
-PART = 2**21  # bytes of a file that are read at a time, about: what stays in a cache, and in memory that is used again
+READ_BYTES = 2**21  # of a file that are read at a time, about: they stay in a cache, and in memory that is used again
 LINE = 64  # bytes: where a vector begins
 Q5_1 = 7  # a GGML type: blocks of ENTRIES columns, with a scale and the least value in 16 bits, and 5 bits a column
 ENTRIES, LARGEST = 32, 31
-SIZES = 2.0**-8, 2.0**14  # of the largest weight of a matrix whose scales and least values numbers of 16 bits hold
+# the largest weight of a matrix whose scales and least values numbers of 16 bits hold: above and below
+LARGEST_WEIGHTS = 2.0**-8, 2.0**14
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A matrix as a file holds it."""
+class StoredMatrix:
+    """A matrix whose bytes are those of a file."""
 
     name: str
     kind: int  # its GGML type
@@ -38,7 +39,7 @@ class Stored:
     order: np.ndarray[Any, Any] | None = None  # (out) int64: which row of the file is where
     bias: torch.Tensor | None = None  # (out)
 
-    def placed(self, order: np.ndarray[Any, Any] | None, bias: torch.Tensor | None) -> Stored:
+    def placed(self, order: np.ndarray[Any, Any] | None, bias: torch.Tensor | None) -> StoredMatrix:
         """The matrix with its rows, of those that `self` tells of, in an order, and with a bias."""
         both = order if self.order is None or order is None else self.order[order]
         return replace(self, order=self.order if both is None else both, bias=bias)
@@ -48,40 +49,40 @@ class StoredWeights(Mapping[str, torch.Tensor]):
     """Weights by name, of which matrices can be had as a file holds them."""
 
     @abstractmethod
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str) -> StoredMatrix | None:
         """A matrix as it is in the file; None where the file lacks it."""
 
 
-class Packed(Products):
-    """Matrices (out, in), one below the other; raises ModelError for NaN or infinite weights.
+class BlockGroup(Group):
+    """A group of matrices in the blocks of GGUF files; raises ModelError for NaN or infinite weights.
 
     16 rows lie side by side, with the bits of the file: the memory is that of the file and up to 3 % more.
     """
 
-    def __init__(self, *parts: Stored) -> None:
-        super().__init__(*map(_packed, parts))
+    def __init__(self, *stored: StoredMatrix) -> None:
+        super().__init__(*map(_packed, stored))
 
     def sample(self) -> torch.Tensor:
         """Some rows that tell the matrix from others, (T, in) float32."""
-        return self.rows(range(min(SAMPLED, self.struct.part[0].out)))
+        return self.rows(range(min(SAMPLED, self.struct.matrix[0].out)))
 
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
         """Rows of the first matrix, (T, in) float32."""
         places = np.asarray(ids, dtype=np.int64)
-        _check_ids(ids, self.struct.part[0].out)
+        _check_ids(ids, self.struct.matrix[0].out)
         values = torch.empty(len(places), self.columns, dtype=torch.float32, device="cpu")
-        first = ctypes.byref(self.struct.part[0])
+        first = ctypes.byref(self.struct.matrix[0])
         native.step_functions().unpack_rows(first, places.ctypes.data, len(places), values.data_ptr())
         return values
 
 
-class InFile:
-    """A matrix whose rows alone are asked for: it stays in its file, and takes no memory.
+class StoredEmbedding:
+    """A matrix whose rows alone are asked for, as those of embeddings: it stays in its file, and takes no memory.
 
     Raises ModelError for rows that are NaN or infinite, and where the file was changed.
     """
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: StoredMatrix) -> None:
         self._stored = stored
 
     def sample(self) -> torch.Tensor:
@@ -93,9 +94,9 @@ class InFile:
         if not len(ids):
             return torch.empty(0, self._stored.columns, dtype=torch.float32, device="cpu")
         _check_ids(ids, self._stored.out)
-        found = np.concatenate([self._stored.rows(row, row + 1) for row in ids])
-        few = replace(self._stored, out=len(ids), rows=lambda start, end: found[start:end])
-        return Packed(few).rows(range(len(ids)))
+        rows = np.concatenate([self._stored.rows(row, row + 1) for row in ids])
+        few = replace(self._stored, out=len(ids), rows=lambda start, end: rows[start:end])
+        return BlockGroup(few).rows(range(len(ids)))
 
 
 def _check_ids(ids: Sequence[int], out: int) -> None:
@@ -103,12 +104,14 @@ def _check_ids(ids: Sequence[int], out: int) -> None:
         raise IndexError(f"rows {min(ids)} to {max(ids)} of a matrix that has {out}")
 
 
-def quantized_q5_1(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed | None:
+def quantized_q5_1(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> BlockGroup | None:
     """A matrix (out, in) rounded to 5 bits; None where 8 are better: by its columns or weights, or without rows."""
     out, columns = weight.shape
-    if not out or columns % ENTRIES or not SIZES[0] < float(weight.abs().max()) < SIZES[1]:
+    if not out or columns % ENTRIES or not LARGEST_WEIGHTS[0] < float(weight.abs().max()) < LARGEST_WEIGHTS[1]:
         return None
-    return Packed(Stored(name, Q5_1, out, columns, lambda start, end: _as_q5_1(weight[start:end].float()), bias=bias))
+    return BlockGroup(
+        StoredMatrix(name, Q5_1, out, columns, lambda start, end: _as_q5_1(weight[start:end].float()), bias=bias)
+    )
 
 
 def _as_q5_1(rows: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -116,29 +119,29 @@ def _as_q5_1(rows: torch.Tensor) -> np.ndarray[Any, Any]:
     values = rows.reshape(-1, ENTRIES)
     least = values.amin(1, keepdim=True).half()
     scales = ((values.amax(1, keepdim=True) - least) / LARGEST).half()
-    codes = (values - least).mul_(1 / scales.float().clamp_min(2.0**-24)).round_().clamp_(0, LARGEST)
-    found = codes.to(torch.uint8).numpy()
-    low = found[:, : ENTRIES // 2] & 15 | found[:, ENTRIES // 2 :] << 4
-    high = np.packbits(found >> 4, axis=1, bitorder="little")
+    steps = (values - least).mul_(1 / scales.float().clamp_min(2.0**-24)).round_().clamp_(0, LARGEST)
+    codes = steps.to(torch.uint8).numpy()
+    low = codes[:, : ENTRIES // 2] & 15 | codes[:, ENTRIES // 2 :] << 4
+    high = np.packbits(codes >> 4, axis=1, bitorder="little")
     return np.hstack([scales.numpy().view(np.uint8), least.numpy().view(np.uint8), high, low]).reshape(len(rows), -1)
 
 
-def _packed(part: Stored) -> Part:
-    library, out = native.step_functions(), part.out
-    size = library.packed_bytes(part.kind, out, part.columns)
+def _packed(stored: StoredMatrix) -> PackedMatrix:
+    library, out = native.step_functions(), stored.out
+    size = library.packed_bytes(stored.kind, out, stored.columns)
     try:
         room = torch.empty(size + LINE, dtype=torch.uint8, device="cpu")
     except (MemoryError, RuntimeError) as error:
-        raise ModelError(shortage(f"weights {part.name}", size)) from error
+        raise ModelError(shortage(f"weights {stored.name}", size)) from error
     weights = room[-room.data_ptr() % LINE :][:size]
     panels = -(-out // PANEL)
-    step = out if part.order is not None else max(1, PART * panels // size) * PANEL
-    order = None if part.order is None else np.ascontiguousarray(part.order, dtype=np.int64)
+    step = out if stored.order is not None else max(1, READ_BYTES * panels // size) * PANEL
+    order = None if stored.order is None else np.ascontiguousarray(stored.order, dtype=np.int64)
     for start in range(0, out, step):
-        rows = np.ascontiguousarray(part.rows(start, min(out, start + step)))
-        places = (rows.ctypes.data, None if order is None else order.ctypes.data, len(rows), part.columns)
+        rows = np.ascontiguousarray(stored.rows(start, min(out, start + step)))
+        places = (rows.ctypes.data, None if order is None else order.ctypes.data, len(rows), stored.columns)
         to = weights.data_ptr() + start // PANEL * (size // panels)
-        if not library.pack_rows(part.kind, *places, to, native.threads()):
-            raise ModelError(f"weights {part.name} are NaN or infinite: get the complete files of the model")
-    bias = None if part.bias is None else part.bias.float().contiguous()
-    return Part(weights, torch.empty(0, device="cpu"), bias, out, part.columns, 0, 0, part.kind)
+        if not library.pack_rows(stored.kind, *places, to, native.threads()):
+            raise ModelError(f"weights {stored.name} are NaN or infinite: get the complete files of the model")
+    bias = None if stored.bias is None else stored.bias.float().contiguous()
+    return PackedMatrix(weights, torch.empty(0, device="cpu"), bias, out, stored.columns, 0, 0, stored.kind)

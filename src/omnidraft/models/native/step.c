@@ -20,17 +20,17 @@
 #define ROWS 64   /* rounded inputs that stay in the processor's cache while a matrix is read */
 #define AHEAD 2048 /* bytes: the processor itself fetches no further than to the end of a page */
 #define MOST 64 /* rows of weights whose sums are kept while chunks are read */
-#define PART 65536 /* bytes of weights in a share of a job, about */
+#define SHARE_BYTES 65536 /* bytes of weights in a share of a job, about */
 #define CAPPED 4096 /* entries of a share of logits */
-#define PARTS 3 /* matrices that are multiplied with the same inputs */
+#define MATRICES 3 /* of a group, at most */
 
 typedef struct {
-    Matrix part[PARTS]; /* one below the other, each of a kind of its own */
-    int64_t parts, out; /* rows in all */
-} Matrices;
+    Matrix matrix[MATRICES]; /* one below the other, each of a kind of its own */
+    int64_t count, out; /* of matrices; of their rows */
+} Group; /* matrices with the same inputs */
 
 typedef struct {
-    Matrices qkv, output, gate_up, down;
+    Group qkv, output, gate_up, down;
     const float *before_attention, *before_mlp; /* weights of norms of what is read, or NULL */
     const float *after_attention, *after_mlp;   /* and of what is added to it, or NULL */
     const float *query_norm, *key_norm;         /* (size), or all heads' where these have one norm; or NULL */
@@ -110,7 +110,7 @@ INLINE void products(const int8_t *w, const int16_t *x, int64_t width, int rows,
     for (int m = 0; m < rows; m++) result[m] += TOTAL(sums[m]);
 }
 
-/* the inputs of matrices, `stride` values, those after `count` zeros; returns the size of the largest, which is NaN or
+/* the inputs of a group, `stride` values, those after `count` zeros; returns the size of the largest, which is NaN or
    infinite where one is; `kind` is a constant where this is inlined */
 INLINE float prepared(const float *x, int64_t count, int64_t stride, int kind, const float *norm, float epsilon,
                       float *values) {
@@ -156,12 +156,12 @@ static float rounded(const float *values, float most, int64_t chunks, int64_t wi
 }
 
 typedef struct {
-    const Matrices *matrices;
+    const Group *group;
     const float *x, *norm;
     float *values, *scales, *y;
-    int16_t *integers; /* for matrices of ROWS8, NULL where there are none */
+    int16_t *integers; /* for a group with ROWS8, NULL where there are none */
     Piece *pieces;     /* for those of codes */
-    int64_t stride, rows, share[PARTS], shares[PARTS]; /* of each matrix rows or panels in a share, and shares */
+    int64_t stride, rows, share[MATRICES], shares[MATRICES]; /* of each matrix rows or panels in a share, and shares */
     float epsilon;
     int kind, adds;
 } Projection;
@@ -170,7 +170,7 @@ static int64_t entries_in(int kind, int64_t in) { return kind == GATED_SILU || k
 
 static void round_row(const void *job, int64_t m) {
     const Projection *one = job;
-    int64_t in = one->matrices->part->in, rows = one->rows;
+    int64_t in = one->group->matrix->in, rows = one->rows;
     const float *x = one->x + m * entries_in(one->kind, in);
     float *values = one->values + m * one->stride, most = 0;
     switch (one->kind) {
@@ -178,18 +178,18 @@ static void round_row(const void *job, int64_t m) {
         KIND(AS_IS) KIND(NORMALIZED) KIND(CENTERED) KIND(GATED_SILU) KIND(GATED_GELU)
     }
     if (one->integers) {
-        const Matrix *matrix = one->matrices->part;
+        const Matrix *matrix = one->group->matrix;
         while (matrix->kind != ROWS8) matrix++; /* all of that kind take the same */
         int64_t width = matrix->width;
         one->scales[m] = rounded(values, most, matrix->chunks, width, one->integers + m * width, rows * width);
     }
-    for (int64_t g = 0; one->pieces && g < in / GROUP; g++) one->pieces[g * rows + m] = piece_of(values + g * GROUP);
+    for (int64_t g = 0; one->pieces && g < in / SLICE; g++) one->pieces[g * rows + m] = piece_of(values + g * SLICE);
 }
 
 /* where the result of an input and a row of a matrix is */
 INLINE float *result_at(const Projection *one, int64_t number, int64_t m, int64_t o) {
-    for (int64_t i = 0; i < number; i++) o += one->matrices->part[i].out;
-    return one->y + m * one->matrices->out + o;
+    for (int64_t i = 0; i < number; i++) o += one->group->matrix[i].out;
+    return one->y + m * one->group->out + o;
 }
 
 INLINE void put_result(const Projection *one, const Matrix *matrix, float value, int64_t o, float *y) {
@@ -200,7 +200,7 @@ INLINE void put_result(const Projection *one, const Matrix *matrix, float value,
 /* a share of a matrix times inputs first..first + rows; a chunk of these stays in the innermost cache meanwhile */
 INLINE void multiply_inputs(const Projection *one, int64_t number, int64_t begin, int64_t end, int64_t first,
                             int rows) {
-    const Matrix *matrix = one->matrices->part + number;
+    const Matrix *matrix = one->group->matrix + number;
     int64_t out = matrix->out, width = matrix->width;
     const int8_t *weights = matrix->weights;
     int32_t sums[MOST][8];
@@ -229,7 +229,7 @@ static void multiply_rows(const Projection *one, int64_t number, int64_t begin, 
 }
 
 static void multiply_panels(const Projection *one, int64_t number, int64_t begin, int64_t end) {
-    const Matrix *matrix = one->matrices->part + number;
+    const Matrix *matrix = one->group->matrix + number;
     int64_t turns = (one->rows + TOGETHER - 1) / TOGETHER;
     float result[TOGETHER][PANEL];
     for (int64_t panel = begin; panel < end; panel++)
@@ -250,7 +250,7 @@ static void multiply_share(const void *job, int64_t share) {
     const Projection *one = job;
     int64_t number = 0;
     for (; share >= one->shares[number]; number++) share -= one->shares[number];
-    const Matrix *matrix = one->matrices->part + number;
+    const Matrix *matrix = one->group->matrix + number;
     int64_t rows = matrix->kind == ROWS8 ? matrix->out : (matrix->out + PANEL - 1) / PANEL;
     int64_t begin = share * one->share[number], end = begin + one->share[number];
     if (end > rows) end = rows;
@@ -261,26 +261,26 @@ typedef struct {
     float *values, *scales;
     int16_t *integers;
     Piece *pieces;
-} Rounding; /* room for inputs of matrices */
+} Rounding; /* room for inputs of a group */
 
-/* values that an input of matrices takes, with those of whole chunks */
-static int64_t stride_of(const Matrices *matrices) {
-    int64_t stride = (matrices->part->in + LANES - 1) / LANES * LANES;
-    for (const Matrix *one = matrices->part; one < matrices->part + matrices->parts; one++)
+/* values that an input of a group takes, with those of whole chunks */
+static int64_t stride_of(const Group *group) {
+    int64_t stride = (group->matrix->in + LANES - 1) / LANES * LANES;
+    for (const Matrix *one = group->matrix; one < group->matrix + group->count; one++)
         if (one->kind == ROWS8 && one->chunks * one->width > stride) stride = one->chunks * one->width;
     return stride;
 }
 
-/* y (rows, out) = input (rows, in) times the matrices, added to y where `adds`; gated inputs are (rows, 2 in) */
-static void project(const Matrices *matrices, const float *x, int64_t rows, int kind, const float *norm, float epsilon,
+/* y (rows, out) = input (rows, in) times the group, added to y where `adds`; gated inputs are (rows, 2 in) */
+static void project(const Group *group, const float *x, int64_t rows, int kind, const float *norm, float epsilon,
                     int adds, float *y, int threads, const Rounding *room) {
-    int64_t in = matrices->part->in, shares = 0;
+    int64_t in = group->matrix->in, shares = 0;
     Projection one = {
-        .matrices = matrices, .norm = norm, .epsilon = epsilon, .kind = kind, .adds = adds,
-        .values = room->values, .scales = room->scales, .stride = stride_of(matrices),
+        .group = group, .norm = norm, .epsilon = epsilon, .kind = kind, .adds = adds,
+        .values = room->values, .scales = room->scales, .stride = stride_of(group),
     };
-    for (int64_t i = 0; i < matrices->parts; i++) {
-        const Matrix *matrix = matrices->part + i;
+    for (int64_t i = 0; i < group->count; i++) {
+        const Matrix *matrix = group->matrix + i;
         int64_t units = matrix->out, size = matrix->chunks * matrix->width;
         if (matrix->kind == ROWS8) {
             one.integers = room->integers;
@@ -289,7 +289,7 @@ static void project(const Matrices *matrices, const float *x, int64_t rows, int 
             size = bytes_of_panel(matrix->kind, in);
             if (bits_of(matrix->kind)) one.pieces = room->pieces;
         }
-        int64_t count = threads * (units * size / (threads * PART) + 1); /* as many for each thread */
+        int64_t count = threads * (units * size / (threads * SHARE_BYTES) + 1); /* as many for each thread */
         one.share[i] = (units + count - 1) / count;
         one.shares[i] = (units + one.share[i] - 1) / one.share[i];
         shares += one.shares[i];
@@ -297,7 +297,7 @@ static void project(const Matrices *matrices, const float *x, int64_t rows, int 
     for (int64_t first = 0; first < rows; first += ROWS) {
         one.rows = rows - first < ROWS ? rows - first : ROWS;
         one.x = x + first * entries_in(kind, in);
-        one.y = y + first * matrices->out;
+        one.y = y + first * group->out;
         run(round_row, &one, one.rows, one.rows > 4 ? threads : 1);
         run(multiply_share, &one, shares, threads);
     }
@@ -305,7 +305,7 @@ static void project(const Matrices *matrices, const float *x, int64_t rows, int 
 
 static int norm_kind(const float *norm, int64_t centered) { return !norm ? AS_IS : centered ? CENTERED : NORMALIZED; }
 
-/* ---- parts of layers that have no matrix */
+/* ---- what layers have beside matrices */
 
 typedef struct {
     const float *from, *norm;
@@ -322,10 +322,10 @@ static void add_row(const void *job, int64_t m) {
 }
 
 /* x (rows, in) += what is made of `from` by a matrix, normalized where there are weights, for which `room` has rows */
-static void add(const Matrices *matrices, const float *from, int64_t rows, int kind, const float *norm, float epsilon,
+static void add(const Group *group, const float *from, int64_t rows, int kind, const float *norm, float epsilon,
                 float *x, float *made, int threads, const Rounding *room) {
-    project(matrices, from, rows, kind, NULL, 0, !norm, norm ? made : x, threads, room);
-    Rows one = {.from = made, .norm = norm, .x = x, .count = matrices->out, .epsilon = epsilon};
+    project(group, from, rows, kind, NULL, 0, !norm, norm ? made : x, threads, room);
+    Rows one = {.from = made, .norm = norm, .x = x, .count = group->out, .epsilon = epsilon};
     if (norm) run(add_row, &one, rows, rows > 4 ? threads : 1);
 }
 
@@ -347,12 +347,12 @@ static int64_t place(int64_t *used, int64_t bytes) {
     return offset;
 }
 
-/* room for inputs of matrices of up to `stride` values, in memory that is there from a number of bytes on */
+/* room for inputs of a group of up to `stride` values, in memory that is there from a number of bytes on */
 static Rounding room_at(char *memory, int64_t *used, int64_t rows, int64_t stride) {
     int64_t held = rows < ROWS ? rows : ROWS;
     int64_t values = place(used, held * stride * sizeof(float)), scales = place(used, held * sizeof(float));
     int64_t integers = place(used, held * stride * sizeof(int16_t));
-    int64_t pieces = place(used, held * (stride / GROUP) * sizeof(Piece));
+    int64_t pieces = place(used, held * (stride / SLICE) * sizeof(Piece));
     if (!memory) return (Rounding){0}; /* the size alone is asked for */
     return (Rounding){
         (float *)(memory + values), (float *)(memory + scales), (int16_t *)(memory + integers),
@@ -362,9 +362,9 @@ static Rounding room_at(char *memory, int64_t *used, int64_t rows, int64_t strid
 
 /* sizes and constants by which callers and this file must agree, as many as there is room for; returns their number */
 int layout(int64_t *sizes, int room) {
-    const int64_t own[] = {sizeof(Matrices), sizeof(Layer), sizeof(Shape), sizeof(Cache), WIDTH, LANES, BLOCK, PANEL};
-    int count = sizeof own / sizeof *own;
-    for (int i = 0; i < count && i < room; i++) sizes[i] = own[i];
+    const int64_t values[] = {sizeof(Group), sizeof(Layer), sizeof(Shape), sizeof(Cache), WIDTH, LANES, BLOCK, PANEL};
+    int count = sizeof values / sizeof *values;
+    for (int i = 0; i < count && i < room; i++) sizes[i] = values[i];
     return count;
 }
 
@@ -380,12 +380,12 @@ int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, in
     Attention one = {.shape = shape, .runs = runs, .rows = rows, .threads = threads};
     one.count = find_runs(shape, caches, apart, rows, runs);
     for (const Layer *layer = layers; layer < layers + shape->layers; layer++) {
-        const Matrices *all[] = {&layer->qkv, &layer->output, &layer->gate_up, &layer->down};
+        const Group *all[] = {&layer->qkv, &layer->output, &layer->gate_up, &layer->down};
         for (int i = 0; i < 4; i++) stride = stride_of(all[i]) > stride ? stride_of(all[i]) : stride;
     }
     room_at(NULL, &used, rows, stride);
     int64_t qkv = place(&used, rows * layers->qkv.out * sizeof(float));
-    int64_t seen = place(&used, rows * layers->output.part->in * sizeof(float));
+    int64_t seen = place(&used, rows * layers->output.matrix->in * sizeof(float));
     int64_t inner = place(&used, rows * layers->gate_up.out * sizeof(float));
     int after = layers->after_attention || layers->after_mlp;
     int64_t added = place(&used, after ? rows * layers->output.out * sizeof(float) : 0);
@@ -430,19 +430,19 @@ int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, in
     return DONE;
 }
 
-/* y (rows, out) = x (rows, in), normalized where there are weights of a norm, times the matrices, bent by a cap that
-   is not 0; returns DONE, or NO_MEMORY */
-int apply_matrices(const Matrices *matrices, const float *norm, int centered, float epsilon, float cap, const float *x,
-                   int64_t rows, float *y, int threads) {
-    int64_t stride = stride_of(matrices), used = 0;
+/* y (rows, out) = x (rows, in), normalized where there are weights of a norm, times the group, bent by a cap that is not 0;
+   returns DONE, or NO_MEMORY */
+int apply_group(const Group *group, const float *norm, int centered, float epsilon, float cap, const float *x,
+                int64_t rows, float *y, int threads) {
+    int64_t stride = stride_of(group), used = 0;
     if (rows < 1) return DONE;
     room_at(NULL, &used, rows, stride);
     char *memory = aligned_alloc(64, used);
     if (!memory) return NO_MEMORY;
     used = 0;
     Rounding room = room_at(memory, &used, rows, stride);
-    project(matrices, x, rows, norm_kind(norm, centered), norm, epsilon, 0, y, threads, &room);
-    Rows one = {.x = y, .count = rows * matrices->out, .cap = cap};
+    project(group, x, rows, norm_kind(norm, centered), norm, epsilon, 0, y, threads, &room);
+    Rows one = {.x = y, .count = rows * group->out, .cap = cap};
     if (cap) run(cap_share, &one, (one.count + CAPPED - 1) / CAPPED, threads);
     free(memory);
     return DONE;

@@ -30,8 +30,8 @@ from omnidraft.storage import cache_folder
 
 PRECISIONS = ("int8",)  # of weights that step.c takes
 WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c
-CHUNK = 1280  # columns, at most: of 8 inputs they fit in the innermost cache, 20 KB
-PARTS = 3  # matrices that have the same inputs, at most, as in step.c
+CHUNK_COLUMNS = 1280  # columns, at most: of 8 inputs they fit in the innermost cache, 20 KB
+MATRICES = 3  # of a group, at most, as in step.c
 ROWS8 = 24  # the kind of 8-bit integers with one scale a row, as in blocks.h
 PANEL = 16  # rows of matrices of other kinds that lie side by side, as in blocks.h
 LANES = 16  # tokens whose keys lie side by side, as in step.c
@@ -45,8 +45,8 @@ REMEDY = "install a C compiler (apt install gcc, or pip install 'omnidraft[compi
 FLAGS = (("-march=native",), ("-mcpu=native",))  # tried in this order: compilers name the processor differently
 
 
-class Matrix(ctypes.Structure):
-    """A matrix of step.c."""
+class MatrixStruct(ctypes.Structure):
+    """A `Matrix` of step.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "bias")),
@@ -54,17 +54,17 @@ class Matrix(ctypes.Structure):
     )
 
 
-class Matrices(ctypes.Structure):
-    """Matrices of step.c with the same inputs, one below the other."""
+class GroupStruct(ctypes.Structure):
+    """A `Group` of step.c."""
 
-    _fields_ = (("part", Matrix * PARTS), ("parts", ctypes.c_int64), ("out", ctypes.c_int64))
+    _fields_ = (("matrix", MatrixStruct * MATRICES), ("count", ctypes.c_int64), ("out", ctypes.c_int64))
 
 
 class Layer(ctypes.Structure):
     """A layer of step.c."""
 
     _fields_ = (
-        *((name, Matrices) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, GroupStruct) for name in ("qkv", "output", "gate_up", "down")),
         *((name, ctypes.c_void_p) for name in ("before_attention", "before_mlp", "after_attention", "after_mlp")),
         *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm")),
         *((name, ctypes.c_int64) for name in ("window", "rotated", "angles")),
@@ -90,11 +90,11 @@ class Cache(ctypes.Structure):
     )
 
 
-LAYOUT = (*map(ctypes.sizeof, (Matrices, Layer, Shape, Cache)), WIDTH, LANES, BLOCK, PANEL)  # as step.c has it
+LAYOUT = (*map(ctypes.sizeof, (GroupStruct, Layer, Shape, Cache)), WIDTH, LANES, BLOCK, PANEL)  # as step.c has it
 
 
-class Part(NamedTuple):
-    """A matrix for step.c."""
+class PackedMatrix(NamedTuple):
+    """A matrix whose bytes lie as step.c reads them."""
 
     weights: torch.Tensor
     scales: torch.Tensor  # (out); empty where they lie among the weights
@@ -106,40 +106,41 @@ class Part(NamedTuple):
     kind: int
 
 
-class Products:
-    """Up to PARTS matrices with the same inputs, one below the other; another process can have its tensors."""
+class Group:
+    """Up to MATRICES matrices with the same inputs, one below the other; another process can have its tensors."""
 
-    def __init__(self, *parts: Part) -> None:
-        self.parts, self.columns = parts, parts[0].columns
-        matrices = [Matrix(*map(pointer, part[:3]), *part[3:]) for part in parts]
-        self.struct = Matrices((Matrix * PARTS)(*matrices), len(parts), sum(part.out for part in parts))
+    def __init__(self, *matrices: PackedMatrix) -> None:
+        self.matrices, self.columns = matrices, matrices[0].columns
+        structs = [MatrixStruct(*map(pointer, matrix[:3]), *matrix[3:]) for matrix in matrices]
+        out = sum(matrix.out for matrix in matrices)
+        self.struct = GroupStruct((MatrixStruct * MATRICES)(*structs), len(matrices), out)
 
-    def __getstate__(self) -> tuple[Part, ...]:
-        return self.parts
+    def __getstate__(self) -> tuple[PackedMatrix, ...]:
+        return self.matrices
 
-    def __setstate__(self, parts: tuple[Part, ...]) -> None:
-        Products.__init__(self, *parts)
+    def __setstate__(self, matrices: tuple[PackedMatrix, ...]) -> None:
+        Group.__init__(self, *matrices)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.weights.nbytes + part.scales.nbytes for part in self.parts)
+        return sum(matrix.weights.nbytes + matrix.scales.nbytes for matrix in self.matrices)
 
     def __call__(self, x: torch.Tensor, before: Norm | None = None, cap: float = 0.0) -> torch.Tensor:
-        """x (T, in) float32, normalized, times the matrices -> (T, out), bent to within a cap that is not 0."""
+        """x (T, in) float32, normalized, times the group -> (T, out), bent to within a cap that is not 0."""
         x = x.contiguous()
         y = torch.empty(len(x), self.struct.out, dtype=torch.float32, device="cpu")
         norm = (None, False, 0.0) if before is None else (pointer(before.weight), before.centered, before.epsilon)
-        given = *norm, cap, x.data_ptr(), len(x), y.data_ptr(), threads()
-        _check(step_functions().apply_matrices(ctypes.byref(self.struct), *given), len(x), self.struct.out)
+        arguments = *norm, cap, x.data_ptr(), len(x), y.data_ptr(), threads()
+        _check(step_functions().apply_group(ctypes.byref(self.struct), *arguments), len(x), self.struct.out)
         return y
 
 
-class Rounded(Products):
-    """A matrix (out, in) with 8-bit weights, one scale a row; raises ModelError for NaN or infinite weights."""
+class Int8Group(Group):
+    """A group of one matrix (out, in) in 8 bits, one scale a row; raises ModelError for NaN or infinite weights."""
 
     def __init__(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         out, columns = weight.shape
-        chunks = -(-columns // CHUNK)
+        chunks = -(-columns // CHUNK_COLUMNS)
         width = -(-columns // (chunks * WIDTH)) * WIDTH
         weights = torch.empty(chunks, out, width, dtype=torch.int8, device="cpu")
         scales = torch.empty(out, dtype=torch.float32, device="cpu")
@@ -150,19 +151,19 @@ class Rounded(Products):
         if not scales.isfinite().all():
             raise ModelError(f"weights {name} are NaN or infinite: get the complete files of the model")
         bias = None if bias is None else bias.float().contiguous()
-        super().__init__(Part(weights, scales, bias, out, columns, chunks, width, ROWS8))
+        super().__init__(PackedMatrix(weights, scales, bias, out, columns, chunks, width, ROWS8))
 
     def sample(self) -> torch.Tensor:
         """The first columns, which tell the matrix from others, (out, WIDTH) int8: however they lie in memory."""
-        return self.parts[0].weights[0, :, :WIDTH]
+        return self.matrices[0].weights[0, :, :WIDTH]
 
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
         """Rows of the matrix, (T, in) float32."""
         # of some thousand entries on, torch would use threads, which then spin on the cores that step.c needs
         places = np.asarray(ids, dtype=np.int64)
-        part = self.parts[0]
-        weights, scales = part.weights.numpy()[:, places], part.scales.numpy()[places]
-        whole = weights.transpose(1, 0, 2).reshape(len(places), part.chunks * part.width)
+        matrix = self.matrices[0]
+        weights, scales = matrix.weights.numpy()[:, places], matrix.scales.numpy()[places]
+        whole = weights.transpose(1, 0, 2).reshape(len(places), matrix.chunks * matrix.width)
         return torch.from_numpy(whole[:, : self.columns] * scales[:, None])
 
 
@@ -182,8 +183,8 @@ def read_tokens(
     There is one cache, or, where rows are `apart`, one for each.  Raises ModelError where memory is short; then nothing
     has changed.
     """
-    given = layers, ctypes.byref(shape), caches, apart, x.data_ptr(), len(x), threads()
-    _check(step_functions().read_tokens(*given), len(x), layers[0].qkv.out + layers[0].gate_up.out)
+    arguments = layers, ctypes.byref(shape), caches, apart, x.data_ptr(), len(x), threads()
+    _check(step_functions().read_tokens(*arguments), len(x), layers[0].qkv.out + layers[0].gate_up.out)
 
 
 def _check(code: int, rows: int, entries: int) -> None:
@@ -198,7 +199,7 @@ def product_seconds(precision: str, threads: int) -> float:  # noqa: ARG001  the
     weight, row = (torch.ones(shape, dtype=torch.float32, device="cpu") for shape in (MEASURED, (1, MEASURED[1])))
     product: Callable[[torch.Tensor], torch.Tensor]
     if precision in PRECISIONS:
-        product = Rounded("measured", weight)
+        product = Int8Group("measured", weight)
     else:
         dtype = getattr(torch, precision)
         row = row.to(dtype)
@@ -229,37 +230,37 @@ def unsupported_reason() -> str | None:
 
 def step_functions() -> ctypes.CDLL:
     """The compiled step.c; raises ModelError where there is an `unsupported_reason`."""
-    found, reason = _loaded()
-    if found is None:
+    library, reason = _loaded()
+    if library is None:
         raise ModelError(f"8-bit weights cannot be used here: {reason}")
-    return found
+    return library
 
 
 @cache
 def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     try:
-        found = _kept_or_made()
+        library = _ready_or_compiled()
     except _NotLoadedError as error:
         return None, str(error)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return None, f"step.c cannot be compiled for this machine ({_last_line(error)}): {REMEDY}"
     address, number, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    found.layout.argtypes = [address, whole]
+    library.layout.argtypes = [address, whole]
     sizes = (number * len(LAYOUT))()
-    if found.layout(sizes, len(LAYOUT)) != len(LAYOUT) or tuple(sizes) != LAYOUT:
+    if library.layout(sizes, len(LAYOUT)) != len(LAYOUT) or tuple(sizes) != LAYOUT:
         return None, f"step.c has a layout of {list(sizes)}, and this version {list(LAYOUT)}: install omnidraft anew"
-    found.read_tokens.argtypes = [address, address, address, whole, address, number, whole]
+    library.read_tokens.argtypes = [address, address, address, whole, address, number, whole]
     real = ctypes.c_float
-    found.apply_matrices.argtypes = [address, address, whole, real, real, address, number, address, whole]
-    found.packed_bytes.argtypes = [whole, number, number]
-    found.packed_bytes.restype = number
-    found.pack_rows.argtypes = [whole, address, address, number, number, address, whole]
-    found.unpack_rows.argtypes = [address, address, number, address]
-    found.unpack_rows.restype = None
-    return found, None
+    library.apply_group.argtypes = [address, address, whole, real, real, address, number, address, whole]
+    library.packed_bytes.argtypes = [whole, number, number]
+    library.packed_bytes.restype = number
+    library.pack_rows.argtypes = [whole, address, address, number, number, address, whole]
+    library.unpack_rows.argtypes = [address, address, number, address]
+    library.unpack_rows.restype = None
+    return library, None
 
 
-def _kept_or_made() -> ctypes.CDLL:
+def _ready_or_compiled() -> ctypes.CDLL:
     """That of the package, else of the cache folder, made where none is there or loads: homes are shared, and moved."""
     with suppress(OSError):
         if (ready := prebuilt(_processor().split())) is not None:
@@ -274,15 +275,14 @@ def _kept_or_made() -> ctypes.CDLL:
         if folder is not None and (folder / name).is_file():
             return ctypes.CDLL(str(folder / name))
     with _temporary() as place:
-        made = place / name
-        _compile(made)
-        kept = None
+        compiled, kept = place / name, None
+        _compile(compiled)
         with suppress(OSError):
             if folder is not None:
-                part = folder / f"{name}.{os.getpid()}"
-                shutil.copyfile(made, part)
-                kept = part.replace(folder / name)
-        for path in (made, kept):  # either may be where nothing may be run
+                temporary = folder / f"{name}.{os.getpid()}"
+                shutil.copyfile(compiled, temporary)
+                kept = temporary.replace(folder / name)
+        for path in (compiled, kept):  # either may be where nothing may be run
             with suppress(OSError):
                 if path is not None:
                     return ctypes.CDLL(str(path))
@@ -308,13 +308,13 @@ def _temporary() -> Iterator[Path]:
         yield Path(place)
 
 
-def _compile(made: Path) -> None:
+def _compile(library: Path) -> None:
     """Compile for this processor; raises OSError with what the compiler said."""
     compiler, complaint = _compiler(), ""
     # that of ziglang builds its libraries first: where it keeps them may not be writable
-    environment = os.environ | {f"ZIG_{kind}_CACHE_DIR": str(made.parent / "zig") for kind in ("GLOBAL", "LOCAL")}
+    environment = os.environ | {f"ZIG_{kind}_CACHE_DIR": str(library.parent / "zig") for kind in ("GLOBAL", "LOCAL")}
     for flags in FLAGS:
-        command = [*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(made), "-lm"]
+        command = [*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(library), "-lm"]
         result = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, env=environment)  # noqa: S603
         if result.returncode == 0:
             return
@@ -324,14 +324,14 @@ def _compile(made: Path) -> None:
 
 def _compiler() -> list[str]:
     """The words that call a C compiler: those of CC, else the first that is found; raises OSError for none."""
-    given = os.environ.get("CC", "")
-    if shutil.which(given):  # a path may have blanks
-        return [given]
-    if named := shlex.split(given):
-        return named
+    command = os.environ.get("CC", "")
+    if shutil.which(command):  # a path may have blanks
+        return [command]
+    if words := shlex.split(command):
+        return words
     for name in ("cc", "gcc", "clang"):
-        if found := shutil.which(name):
-            return [found]
+        if path := shutil.which(name):
+            return [path]
     if find_spec("ziglang"):  # a package with a compiler
         return [sys.executable, "-P", "-m", "ziglang", "cc"]
     raise OSError("there is no C compiler")

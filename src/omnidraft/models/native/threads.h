@@ -1,5 +1,5 @@
-/* A job is done in parts, and whoever is free takes the next one: a thread that the system has put aside holds up the
-others for the part that it is at, and no longer.  With OpenMP every loop waits for every thread, which on a machine
+/* A job is done in shares, and whoever is free takes the next one: a thread that the system has put aside holds up the
+others for the share that it is at, and no longer.  With OpenMP every loop waits for every thread, which on a machine
 with something else to do made a pass fifty times as long. */
 
 #pragma once
@@ -18,7 +18,7 @@ with something else to do made a pass fifty times as long. */
 #define PAUSE
 #endif
 
-typedef void Work(const void *job, int64_t part);
+typedef void Work(const void *job, int64_t share);
 
 static struct {
     pthread_mutex_t busy, lock; /* one job at a time; and of those who sleep */
@@ -27,22 +27,22 @@ static struct {
     int started;
     Work *work;
     const void *job;
-    atomic_ullong parts; /* number of parts << 32 | next part: read together, since the next job may have others */
+    atomic_ullong shares; /* number of shares << 32 | next share: read together, since the next job may have others */
     atomic_uint done;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER,
           .more = PTHREAD_COND_INITIALIZER};
 
 static int is_open(void) {
-    uint64_t parts = atomic_load(&pool.parts);
-    return (uint32_t)parts < parts >> 32;
+    uint64_t shares = atomic_load(&pool.shares);
+    return (uint32_t)shares < shares >> 32;
 }
 
-/* take parts until none is left; a job stays what it is until all parts that were taken are done */
-static void take_parts(void) {
+/* take shares until none is left; a job stays what it is until all shares that were taken are done */
+static void take_shares(void) {
     while (is_open()) {
-        uint64_t parts = atomic_fetch_add(&pool.parts, 1);
-        if ((uint32_t)parts >= parts >> 32) return;
-        pool.work(pool.job, (uint32_t)parts);
+        uint64_t shares = atomic_fetch_add(&pool.shares, 1);
+        if ((uint32_t)shares >= shares >> 32) return;
+        pool.work(pool.job, (uint32_t)shares);
         atomic_fetch_add(&pool.done, 1);
     }
 }
@@ -61,7 +61,7 @@ static void *serve(void *number) {
             atomic_fetch_sub(&pool.sleeping, 1);
             pthread_mutex_unlock(&pool.lock);
         }
-        if (is_allowed(number)) take_parts();
+        if (is_allowed(number)) take_shares();
     }
     return NULL;
 }
@@ -73,7 +73,7 @@ static void forget_threads(void) {
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.more, NULL);
     atomic_store(&pool.sleeping, 0);
-    atomic_store(&pool.parts, 0);
+    atomic_store(&pool.shares, 0);
     pool.started = 0;
 }
 
@@ -87,10 +87,10 @@ static void start_threads(int count) {
     }
 }
 
-/* all parts of a job are done; a caller that finds the threads busy with another's job does its own alone */
-static void run(Work *work, const void *job, int64_t parts, int threads) {
-    if (parts < 2 || threads < 2 || pthread_mutex_trylock(&pool.busy)) {
-        for (int64_t part = 0; part < parts; part++) work(job, part);
+/* all shares of a job are done; a caller that finds the threads busy with another's job does its own alone */
+static void run(Work *work, const void *job, int64_t shares, int threads) {
+    if (shares < 2 || threads < 2 || pthread_mutex_trylock(&pool.busy)) {
+        for (int64_t share = 0; share < shares; share++) work(job, share);
         return;
     }
     start_threads(threads - 1);
@@ -98,15 +98,15 @@ static void run(Work *work, const void *job, int64_t parts, int threads) {
     pool.job = job;
     int before = atomic_exchange(&pool.allowed, threads - 1);
     atomic_store(&pool.done, 0);
-    atomic_store(&pool.parts, (uint64_t)parts << 32);
+    atomic_store(&pool.shares, (uint64_t)shares << 32);
     if (atomic_load(&pool.sleeping) || before < threads - 1) {
         pthread_mutex_lock(&pool.lock);
         pthread_cond_broadcast(&pool.wake);
         if (before < threads - 1) pthread_cond_broadcast(&pool.more);
         pthread_mutex_unlock(&pool.lock);
     }
-    take_parts();
-    for (int spins = 0; atomic_load(&pool.done) < parts; PAUSE)
+    take_shares();
+    for (int spins = 0; atomic_load(&pool.done) < shares; PAUSE)
         if (++spins > SPINS) sched_yield();
     pthread_mutex_unlock(&pool.busy);
 }

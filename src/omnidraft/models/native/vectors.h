@@ -94,21 +94,21 @@ INLINE Floats multiplied(Floats a, Floats b, Floats sum) {
 }
 
 INLINE float total_of(const float *lanes) {
-    float parts[LANES];
-    memcpy(parts, lanes, sizeof parts);
+    float sums[LANES];
+    memcpy(sums, lanes, sizeof sums);
     for (int half = LANES / 2; half; half /= 2) /* in pairs: one by one, each would wait for the one before */
-        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
-    return parts[0];
+        for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+    return sums[0];
 }
 
 INLINE float sum_of_products(const float *a, const float *b, int64_t count) {
-    Floats parts[PIECES] = {{0}};
+    Floats sums[PIECES] = {{0}};
     float sum = 0;
     int64_t k = 0;
     for (; k + LANES <= count; k += LANES)
-        for (int p = 0; p < PIECES; p++) parts[p] += floats_at(a + k + p * SPAN) * floats_at(b + k + p * SPAN);
+        for (int p = 0; p < PIECES; p++) sums[p] += floats_at(a + k + p * SPAN) * floats_at(b + k + p * SPAN);
     for (; k < count; k++) sum += a[k] * b[k];
-    return sum + total_of((const float *)parts);
+    return sum + total_of((const float *)sums);
 }
 
 INLINE float normalizer(const float *x, int64_t count, float epsilon) {
@@ -116,27 +116,27 @@ INLINE float normalizer(const float *x, int64_t count, float epsilon) {
 }
 
 INLINE float mean_of(const float *x, int64_t count) {
-    Floats parts[PIECES] = {{0}};
+    Floats sums[PIECES] = {{0}};
     float sum = 0;
     int64_t k = 0;
     for (; k + LANES <= count; k += LANES)
-        for (int p = 0; p < PIECES; p++) parts[p] += floats_at(x + k + p * SPAN);
+        for (int p = 0; p < PIECES; p++) sums[p] += floats_at(x + k + p * SPAN);
     for (; k < count; k++) sum += x[k];
-    return (sum + total_of((const float *)parts)) / count;
+    return (sum + total_of((const float *)sums)) / count;
 }
 
 /* a normalizer of what is left without the mean */
 INLINE float centered_normalizer(const float *x, float mean, int64_t count, float epsilon) {
-    Floats parts[PIECES] = {{0}};
+    Floats sums[PIECES] = {{0}};
     float sum = 0;
     int64_t k = 0;
     for (; k + LANES <= count; k += LANES)
         for (int p = 0; p < PIECES; p++) {
             Floats less = floats_at(x + k + p * SPAN) - mean;
-            parts[p] += less * less;
+            sums[p] += less * less;
         }
     for (; k < count; k++) sum += (x[k] - mean) * (x[k] - mean);
-    return 1 / sqrtf((sum + total_of((const float *)parts)) / count + epsilon);
+    return 1 / sqrtf((sum + total_of((const float *)sums)) / count + epsilon);
 }
 
 /* e to the power of x, which is 88 at most, to 2 units in the last place; of what is no number it is none */

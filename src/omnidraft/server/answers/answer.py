@@ -39,7 +39,7 @@ class TokenInfo:
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """A part of an answer that is of one kind, as far as it is there."""
+    """A stretch of an answer that is of one kind, as far as it is there."""
 
     kind: Literal["text", "reasoning", "call"]
     place: int  # among the answer's items
@@ -57,8 +57,8 @@ class Item:
     @property
     def values(self) -> dict[str, Any]:
         """The arguments of a call by name; of one that is cut, those that are whole."""
-        found = loaded(self.text, begun=True)
-        return found if isinstance(found, dict) else {"arguments": self.text} if self.text else {}
+        value = loaded(self.text, begun=True)
+        return value if isinstance(value, dict) else {"arguments": self.text} if self.text else {}
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """The part of an answer that a round adds."""
+    """What a round adds to an answer."""
 
     changes: Sequence[Change] = ()
     logprobs: Sequence[TokenInfo] = ()
@@ -105,7 +105,7 @@ class Answer:
         self._sources = Sources(task) if task.trace else None
 
     def take(self, event: Told | Done) -> Delta:
-        """The part that a round adds, or the end."""
+        """What a round adds, or the end."""
         delta = self._step(event) if isinstance(event, Told) else self._end(event)
         self.logprobs += delta.logprobs
         return delta
@@ -128,8 +128,8 @@ class Answer:
     @property
     def likelihood(self) -> float:
         """Mean log-probability of the answer's tokens."""
-        own = [info.logprob for info in self.logprobs[self.prompt_tokens :] if info.logprob is not None]
-        return sum(own) / len(own) if own else 0.0
+        logprobs = [info.logprob for info in self.logprobs[self.prompt_tokens :] if info.logprob is not None]
+        return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
     @property
     def finish(self) -> str:
@@ -164,8 +164,8 @@ class Answer:
         ignored = {"ignored": list(self.task.ignored)} if self.task.ignored else {}
         stats = self.finished.result.stats
         idle = {} if stats.proposed else {"drafting": self.task.served.undrafted(stats.no_draft_reason)}
-        own = (self.summary or {}) | ignored | idle
-        return {"timings": timings([self])} | ({"omnidraft": own} if own else {})
+        fields = (self.summary or {}) | ignored | idle
+        return {"timings": timings([self])} | ({"omnidraft": fields} if fields else {})
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -215,10 +215,10 @@ class Answer:
 
     def _changes(self, events: Sequence[Event]) -> list[Change]:
         """What events do to the items."""
-        made: list[Change] = []
+        changes: list[Change] = []
         for each in events:
             if isinstance(each, Begin):
-                made += self._begun("call", each.name)
+                changes += self._begun("call", each.name)
                 continue
             if isinstance(each, Text | Reasoning):
                 kind: Literal["text", "reasoning"] = "text" if isinstance(each, Text) else "reasoning"
@@ -227,15 +227,15 @@ class Answer:
                     if not self.task.reading.tells_reasoning:
                         continue
                 if self._open is None or self._open.kind != kind:
-                    made += self._begun(kind)
+                    changes += self._begun(kind)
             item = self.items[-1]
             if isinstance(each, CallEnd):
                 item.cut = each.cut
-                made += self._ended()
+                changes += self._ended()
             else:
                 item.text += each.text
-                made.append(Change(item, each.text))
-        return made
+                changes.append(Change(item, each.text))
+        return changes
 
     def _begun(self, kind: Literal["text", "reasoning", "call"], name: str = "") -> list[Change]:
         """A new item begins, and the one before is over."""
@@ -285,18 +285,18 @@ def timings(answers: Sequence[Answer]) -> dict[str, float]:
     """Counts and milliseconds in llama-server's form: all tokens of some answers, and all of the time."""
     results = [answer.finished for answer in answers]
     cached = sum(done.cached for done in results)
-    read, made = sum(len(answer.task.ids) for answer in answers) - cached, sum(answer.made for answer in answers)
-    found: dict[str, float] = {"cache_n": cached}
+    read, written = sum(len(answer.task.ids) for answer in answers) - cached, sum(answer.made for answer in answers)
+    figures: dict[str, float] = {"cache_n": cached}
     for name, count, seconds in (
         ("prompt", read, sum(done.prompt_s for done in results)),
-        ("predicted", made, sum(done.predicted_s for done in results)),
+        ("predicted", written, sum(done.predicted_s for done in results)),
     ):
-        found[f"{name}_n"], found[f"{name}_ms"] = count, 1e3 * seconds
-        found[f"{name}_per_token_ms"] = 1e3 * seconds / max(count, 1)
-        found[f"{name}_per_second"] = count / seconds if seconds else 0.0
+        figures[f"{name}_n"], figures[f"{name}_ms"] = count, 1e3 * seconds
+        figures[f"{name}_per_token_ms"] = 1e3 * seconds / max(count, 1)
+        figures[f"{name}_per_second"] = count / seconds if seconds else 0.0
     stats = [done.result.stats for done in results]
-    found["draft_n"], found["draft_n_accepted"] = sum(s.proposed for s in stats), sum(s.accepted for s in stats)
-    return found
+    figures["draft_n"], figures["draft_n_accepted"] = sum(s.proposed for s in stats), sum(s.accepted for s in stats)
+    return figures
 
 
 def reasoning_tokens(task: Task, ids: Sequence[int], length: int) -> int:

@@ -70,13 +70,13 @@ class RequestAnswers:
     @property
     def choices(self) -> list[Answer]:
         """The `n` answers that are sent, by their numbers: the likeliest of those made, once they are complete."""
-        n, found = self.task.n, list[Answer]()
+        n, answers = self.task.n, list[Answer]()
         for group in self._groups:
             best = group
             if len(group) > n:
                 best = sorted(group, key=lambda answer: answer.likelihood, reverse=True)
-            found += (best * n)[:n] if len(group) == 1 else best[:n]
-        return found
+            answers += (best * n)[:n] if len(group) == 1 else best[:n]
+        return answers
 
     async def deltas(self, quiet_s: float | None = None) -> AsyncIterator[tuple[Answer, Delta | None]]:
         """One delta of an answer a round, and one at its end; None after each `quiet_s` seconds without any.
@@ -119,24 +119,24 @@ class Reply(ABC):
         """The body for complete answers."""
 
     def begin(self) -> Iterable[bytes]:
-        """The first part of a stream."""
+        """The first event of a stream."""
         return ()
 
     @abstractmethod
     def add(self, answer: Answer, delta: Delta) -> Iterable[bytes]:
-        """The part of a stream for a delta."""
+        """The events of a stream for a delta."""
 
     def alive(self) -> bytes:
-        """The part of a stream that only says that it goes on."""
+        """The event of a stream that only says that it goes on."""
         return b": alive\n\n"
 
     @abstractmethod
     def end(self) -> Iterable[bytes]:
-        """The last part of a stream, once the answers are complete."""
+        """The last event of a stream, once the answers are complete."""
 
     @abstractmethod
     def fail(self, error: ApiError) -> bytes:
-        """The last part of a stream that is cut."""
+        """The last event of a stream that is cut."""
 
     async def stream(self) -> AsyncIterator[bytes]:
         """The answers as they are made."""
@@ -145,12 +145,14 @@ class Reply(ABC):
                 yield each
             said = time.monotonic()
             async for answer, delta in self.batch.deltas(QUIET_S):
-                made = [] if delta is None else [*self.add(answer, delta)]
-                if not made and (delta is None or time.monotonic() - said > QUIET_S):  # a long call is told when whole
-                    made = [self.alive()]
-                for each in made:
+                events = [] if delta is None else [*self.add(answer, delta)]
+                if not events and (
+                    delta is None or time.monotonic() - said > QUIET_S
+                ):  # long calls are told when whole
+                    events = [self.alive()]
+                for each in events:
                     yield each
-                said = time.monotonic() if made else said
+                said = time.monotonic() if events else said
             for each in self.end():
                 yield each
         except ApiError as error:
@@ -160,8 +162,8 @@ class Reply(ABC):
 def _afresh(options: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """The options of another answer to the same prompt; a grammar keeps state, so each answer has its own."""
     processors = options.get("logits_processor") or ()
-    own = [each.afresh() if isinstance(each, Grammar) else each for each in processors]
-    return {**options, "seed": seed} | ({"logits_processor": own} if own else {})
+    afresh = [each.afresh() if isinstance(each, Grammar) else each for each in processors]
+    return {**options, "seed": seed} | ({"logits_processor": afresh} if afresh else {})
 
 
 def event(body: Mapping[str, Any], name: str = "") -> bytes:

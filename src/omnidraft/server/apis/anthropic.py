@@ -81,36 +81,36 @@ def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
         messages += _as_messages(each)
     if not messages:
         raise ApiError(400, "messages holds nothing to answer: add a text", param="messages")
-    made: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name, None)) is not None}
-    made["messages"] = messages
+    chat: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name, None)) is not None}
+    chat["messages"] = messages
     if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):  # the answer goes on from there
-        made |= {"continue_final_message": True, "add_generation_prompt": False}
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
     if body.tools:
-        made["tools"] = [_as_tool(each) for each in body.tools]
+        chat["tools"] = [_as_tool(each) for each in body.tools]
     if body.tool_choice is not None:
-        made |= _as_choice(body.tool_choice)
+        chat |= _as_choice(body.tool_choice)
     if body.thinking is not None:
-        made["thinking"] = {"type": body.thinking.type}
+        chat["thinking"] = {"type": body.thinking.type}
     if isinstance(body, MessagesRequest):
-        made |= _as_options(body)
-    return made
+        chat |= _as_options(body)
+    return chat
 
 
 def _as_options(body: MessagesRequest) -> dict[str, Any]:
     """The fields that do not change the prompt."""
-    made: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     config = body.output_config or OutputConfig()
     if config.effort is not None:
-        made["reasoning_effort"] = config.effort
+        options["reasoning_effort"] = config.effort
     if (form := config.format or body.output_format) is not None:
-        made["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
+        options["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
     if body.stop_sequences:
-        made["stop"] = body.stop_sequences
+        options["stop"] = body.stop_sequences
     if body.metadata is not None and body.metadata.user_id is not None:
-        made["user"] = body.metadata.user_id
+        options["user"] = body.metadata.user_id
     if body.omnidraft is not None:
-        made["omnidraft"] = body.omnidraft.model_dump(exclude_none=True)
-    return made
+        options["omnidraft"] = body.omnidraft.model_dump(exclude_none=True)
+    return options
 
 
 def _as_messages(message: Message) -> list[dict[str, Any]]:
@@ -132,16 +132,16 @@ def _as_messages(message: Message) -> list[dict[str, Any]]:
 def _as_answer(content: Sequence[Block]) -> list[dict[str, Any]]:
     """The messages that an answer stands for: of several, where a server ran tools of its own in between."""
     results = answered(block for block in content if isinstance(block, Replay))
-    made: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    messages: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     for block in content:
         if isinstance(block, Replay) and block.replies:
             if block.text:
-                made.append({"role": "tool", "tool_call_id": block.id, "content": block.text})
+                messages.append({"role": "tool", "tool_call_id": block.id, "content": block.text})
             continue
-        if made[-1]["role"] == "tool":
-            made.append({"role": "assistant", "content": ""})
-        _say(made[-1], block, results)
-    return made
+        if messages[-1]["role"] == "tool":
+            messages.append({"role": "assistant", "content": ""})
+        _say(messages[-1], block, results)
+    return messages
 
 
 def _say(said: dict[str, Any], block: Block, results: Collection[str]) -> None:
@@ -158,8 +158,8 @@ def _say(said: dict[str, Any], block: Block, results: Collection[str]) -> None:
 
 
 def _add_call(said: dict[str, Any], id_: str, name: str, arguments: str | Mapping[str, Any]) -> None:
-    given = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    call = {"id": id_, "type": "function", "function": {"name": name, "arguments": given}}
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    call = {"id": id_, "type": "function", "function": {"name": name, "arguments": text}}
     said.setdefault("tool_calls", []).append(call)
 
 
@@ -180,17 +180,17 @@ def _result(block: ToolResult) -> str:
 def _as_tool(tool: Tool | p.OtherTool) -> dict[str, Any]:
     if isinstance(tool, p.OtherTool):
         return {"type": tool.type}
-    given = {"description": tool.description, "strict": tool.strict}
+    details = {"description": tool.description, "strict": tool.strict}
     function = {"name": tool.name, "parameters": tool.input_schema}
-    return {"type": "function", "function": function | {key: v for key, v in given.items() if v is not None}}
+    return {"type": "function", "function": function | {key: v for key, v in details.items() if v is not None}}
 
 
 def _as_choice(choice: ToolChoice) -> dict[str, Any]:
     named = {"type": "function", "function": {"name": choice.name or ""}}
-    made: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
+    options: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
     if choice.disable_parallel_tool_use is not None:
-        made["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-    return made
+        options["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return options
 
 
 class Messages(Reply):
@@ -198,8 +198,8 @@ class Messages(Reply):
 
     def __init__(self, batch: RequestAnswers, asked: Received[Any]) -> None:
         super().__init__(batch, asked)
-        own = {"type": "message", "role": "assistant", "model": self.model}
-        self._head = {"id": f"msg_{secrets.token_hex(12)}", **own}
+        fields = {"type": "message", "role": "assistant", "model": self.model}
+        self._head = {"id": f"msg_{secrets.token_hex(12)}", **fields}
 
     def whole(self) -> dict[str, Any]:
         content = [_block(item) | _filled(item) for item in self.answer.items]
@@ -247,8 +247,8 @@ class Messages(Reply):
         if done is None or done.result.finish_reason != "stop":
             return None
         text = str(task.served.model.target.tokenizer.decode(list(done.result.token_ids)))
-        found = {text.find(each): each for each in task.options["stop"] if each in text}
-        return found[min(found)] if found else next(iter(task.options["stop"]), None)
+        places = {text.find(each): each for each in task.options["stop"] if each in text}
+        return places[min(places)] if places else next(iter(task.options["stop"]), None)
 
     def _usage(self) -> dict[str, Any]:
         used = self.answer.usage

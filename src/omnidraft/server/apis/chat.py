@@ -75,11 +75,11 @@ class Choices(Reply):
         """Counts of tokens: of each prompt once, and of all answers that were made."""
         prompts = [answer.usage for answer in self.batch.prompts]
         told = self.batch.choices if len(self.batch.choices) > len(self.batch.answers) else self.batch.answers
-        read, made = sum(each["prompt"] for each in prompts), sum(answer.usage["completion"] for answer in told)
+        read, written = sum(each["prompt"] for each in prompts), sum(answer.usage["completion"] for answer in told)
         return {
             "prompt_tokens": read,
-            "completion_tokens": made,
-            "total_tokens": read + made,
+            "completion_tokens": written,
+            "total_tokens": read + written,
             "prompt_tokens_details": {
                 "cached_tokens": sum(each["cached"] for each in prompts),
                 "cache_write_tokens": 0,
@@ -119,8 +119,8 @@ class Chat(Choices):
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if calls := answer.calls:
-            made = [_call(call) | {"function": {"name": call.name, "arguments": call.text}} for call in calls]
-            message |= {"content": answer.content or None, "tool_calls": made}
+            tool_calls = [_call(call) | {"function": {"name": call.name, "arguments": call.text}} for call in calls]
+            message |= {"content": answer.content or None, "tool_calls": tool_calls}
         logprobs = self._logprobs(answer.logprobs) if answer.task.tells_logprobs else None
         return {"message": message, "logprobs": logprobs, "finish_reason": answer.finish}
 
@@ -132,15 +132,15 @@ class Chat(Choices):
         return ({"delta": {"role": "assistant", "content": ""}},)
 
     def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:  # noqa: ARG002
-        made = [{"delta": told} for change in delta.changes if (told := _told(change))]
+        choices = [{"delta": told} for change in delta.changes if (told := _told(change))]
         logprobs = delta.logprobs if self.batch.task.tells_logprobs else ()
-        if logprobs or (delta.trace is not None and not made):
-            chunk: dict[str, Any] | None = next((each for each in made if "content" in each["delta"]), None)
+        if logprobs or (delta.trace is not None and not choices):
+            chunk: dict[str, Any] | None = next((each for each in choices if "content" in each["delta"]), None)
             if chunk is None:
-                made.append(chunk := {"delta": {"content": ""}})
+                choices.append(chunk := {"delta": {"content": ""}})
             if logprobs:
                 chunk["logprobs"] = self._logprobs(logprobs)
-        return made
+        return choices
 
     def last(self, at: int) -> dict[str, Any]:
         return {"delta": {}, "finish_reason": self._told[at].finish}
@@ -189,7 +189,7 @@ class Completion(Choices):
 
 
 class Places:
-    """Where the tokens of a completion begin in its text; the parts of a character all begin where it does.
+    """Where the tokens of a completion begin in its text; the tokens of a character all begin where it does.
 
     What the tokenizer puts before a repeated prompt, a special token or a space, has no length there.
     """
@@ -204,19 +204,19 @@ class Places:
         if self._told == self._answer.prompt_tokens:
             self._at = len(self._echo)
         self._told += 1
-        found, text = self._at, info.text if info.data is None else self._decode(bytes(info.data))
-        if not self._echo.startswith(text, found):
-            text = "" if info.data is None else text.removeprefix("" if found or not self._echo else " ")
+        place, text = self._at, info.text if info.data is None else self._decode(bytes(info.data))
+        if not self._echo.startswith(text, place):
+            text = "" if info.data is None else text.removeprefix("" if place or not self._echo else " ")
         self._at += len(text)
-        return found
+        return place
 
 
 def _likeliest(info: TokenInfo) -> dict[str, float | None]:
     """The most probable tokens in a token's place, and the token itself; of those with the same text, the likeliest."""
-    found: dict[str, float | None] = {}
+    logprobs: dict[str, float | None] = {}
     for each in (*info.top, info):
-        found.setdefault(each.text, each.logprob)
-    return found
+        logprobs.setdefault(each.text, each.logprob)
+    return logprobs
 
 
 def _told(change: Change) -> dict[str, Any]:

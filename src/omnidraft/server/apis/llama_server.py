@@ -33,9 +33,9 @@ REPOSITORY, UNNAMED = "repository", "file"
 
 def completion_of(body: LlamaCompletion, served: ServedModel, settings: Serving) -> list[Task]:
     """The tasks of prompts to go on with; raises ApiError."""
-    given = body.prompt
-    several = isinstance(given, list) and bool(given) and not any(isinstance(each, int) for each in given)
-    places = {f"prompt[{at}]": each for at, each in enumerate(given)} if several else {"prompt": given}
+    prompt = body.prompt
+    several = isinstance(prompt, list) and bool(prompt) and not any(isinstance(each, int) for each in prompt)
+    places = {f"prompt[{at}]": each for at, each in enumerate(prompt)} if several else {"prompt": prompt}
     prompts = [_prompt(each, served, where) for where, each in places.items()]
     if not all(isinstance(each, str) for each in prompts):
         prompts = [_ids([each], served, "prompt") if isinstance(each, str) else each for each in prompts]
@@ -55,30 +55,30 @@ def infill_of(body: LlamaInfill, served: ServedModel, settings: Serving) -> list
 
 
 def _tasks(body: LlamaCompletion, prompt: Any, served: ServedModel, settings: Serving) -> list[Task]:
-    given = body.model_dump(by_alias=True, exclude_none=True)
-    made = {name: given[name] for name in p.CompletionRequest.model_fields if name in given} | {"prompt": prompt}
+    sent = body.model_dump(by_alias=True, exclude_none=True)
+    fields = {name: sent[name] for name in p.CompletionRequest.model_fields if name in sent} | {"prompt": prompt}
     if body.n_predict is None and body.max_tokens is None:
-        made["n_predict"] = -1  # as many as fit
+        fields["n_predict"] = -1  # as many as fit
     if body.n_probs:
-        made["logprobs"] = body.n_probs
+        fields["logprobs"] = body.n_probs
     if isinstance(body.logit_bias, list):
-        made["logit_bias"] = _biases(body.logit_bias, served)
-    return tasks_of(made, p.CompletionRequest, (("logprobs", "n_probs"),), served, settings)
+        fields["logit_bias"] = _biases(body.logit_bias, served)
+    return tasks_of(fields, p.CompletionRequest, (("logprobs", "n_probs"),), served, settings)
 
 
-def _prompt(given: Any, served: ServedModel, where: str) -> str | list[int]:
+def _prompt(prompt: Any, served: ServedModel, where: str) -> str | list[int]:
     """A prompt as text or as token ids; raises ApiError for any other kind."""
-    if isinstance(given, dict):
-        if given.get("multimodal_data"):
+    if isinstance(prompt, dict):
+        if prompt.get("multimodal_data"):
             where = f"{where}.multimodal_data"
             raise ApiError(400, f"{where} is not supported: leave it out", param=where, code="unsupported_value")
-        given = given.get("prompt_string")
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        message = f"{where} is {as_json(given)}; it must be text or a list of token ids and texts"
+        prompt = prompt.get("prompt_string")
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list):
+        message = f"{where} is {as_json(prompt)}; it must be text or a list of token ids and texts"
         raise ApiError(400, message, param=where, code="invalid_type")
-    return _ids(given, served, where)
+    return _ids(prompt, served, where)
 
 
 def _ids(pieces: Sequence[Any], served: ServedModel, where: str) -> list[int]:
@@ -99,13 +99,13 @@ def _ids(pieces: Sequence[Any], served: ServedModel, where: str) -> list[int]:
 
 def _biases(pairs: Sequence[Any], served: ServedModel) -> list[Any]:
     """Pairs of token ids and biases; that of a text is that of each of its tokens."""
-    made: list[Any] = []
+    biases: list[Any] = []
     for place, pair in enumerate(pairs):
         if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str):
-            made += ([token, pair[1]] for token in _tokens(pair[0], served, f"logit_bias[{place}][0]"))
+            biases += ([token, pair[1]] for token in _tokens(pair[0], served, f"logit_bias[{place}][0]"))
         else:
-            made.append(pair)
-    return made
+            biases.append(pair)
+    return biases
 
 
 def _files(files: Sequence[ExtraText], served: ServedModel) -> list[int]:
@@ -113,11 +113,11 @@ def _files(files: Sequence[ExtraText], served: ServedModel) -> list[int]:
     with served.lock:
         words: Mapping[str, int] = served.model.target.tokenizer.get_vocab()
     repository, file = next((pair for pair in FILES if all(mark in words for mark in pair if mark)), ("", ""))
-    made = [words[repository], *_tokens(f"{REPOSITORY}\n", served, "input_extra")] if repository else []
+    ids = [words[repository], *_tokens(f"{REPOSITORY}\n", served, "input_extra")] if repository else []
     for place, each in enumerate(files):
         text = f"{each.filename or UNNAMED}\n{each.text}" + ("" if each.text.endswith("\n") else "\n")
-        made += [*([words[file]] if file else []), *_tokens(text, served, f"input_extra[{place}]")]
-    return [*made, words[file], *_tokens(f"{UNNAMED}\n", served, "input_extra")] if file else made
+        ids += [*([words[file]] if file else []), *_tokens(text, served, f"input_extra[{place}]")]
+    return [*ids, words[file], *_tokens(f"{UNNAMED}\n", served, "input_extra")] if file else ids
 
 
 def _tokens(text: str, served: ServedModel, where: str, *, begins: bool = False) -> list[int]:
@@ -142,8 +142,8 @@ class LlamaReply(Reply):
         self._made: Counter[int] = Counter()  # tokens so far, by the numbers of the answers
 
     def whole(self) -> Any:
-        found = [self._last(at, answer) for at, answer in enumerate(self.batch.choices)]
-        return found[0] if len(found) == 1 else found
+        bodies = [self._last(at, answer) for at, answer in enumerate(self.batch.choices)]
+        return bodies[0] if len(bodies) == 1 else bodies
 
     def add(self, answer: Answer, delta: Delta) -> Iterator[bytes]:
         if not (delta.content or delta.tokens):
@@ -162,8 +162,8 @@ class LlamaReply(Reply):
     def fail(self, error: ApiError) -> bytes:
         return event(error.body)
 
-    def _head(self, at: int, answer: Answer, content: str, tokens: Sequence[int], made: int) -> dict[str, Any]:
-        counts = {"tokens_predicted": made, "tokens_evaluated": len(answer.task.ids)}
+    def _head(self, at: int, answer: Answer, content: str, tokens: Sequence[int], written: int) -> dict[str, Any]:
+        counts = {"tokens_predicted": written, "tokens_evaluated": len(answer.task.ids)}
         return {"index": at, "content": content, "tokens": list(tokens), "id_slot": NO_SLOT, **counts}
 
     def _last(self, at: int, answer: Answer, *, streamed: bool = False) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class LlamaReply(Reply):
         tokens = answer.tokens if self.asked.body.return_tokens and not streamed else ()
         with task.served.lock:
             prompt = str(task.served.model.target.tokenizer.decode(list(task.ids)))
-        made = self._head(at, answer, "" if streamed else answer.content, tokens, answer.made) | {
+        body = self._head(at, answer, "" if streamed else answer.content, tokens, answer.made) | {
             "stop": True,
             "model": self.model,
             "generation_settings": self._settings(task),
@@ -183,15 +183,15 @@ class LlamaReply(Reply):
             "stopping_word": _word(answer) if reason == "stop" else "",
             "tokens_cached": answer.usage["cached"],
         }
-        made |= ({} if streamed else _probabilities(answer, answer.logprobs)) | answer.beside
+        body |= ({} if streamed else _probabilities(answer, answer.logprobs)) | answer.beside
         fields = self.asked.body.response_fields
-        return _chosen(made, fields) if fields else made
+        return _chosen(body, fields) if fields else body
 
     def _settings(self, task: Task) -> dict[str, Any]:
         """The sampling of an answer, by llama-server's names."""
         options = asdict(task.served.model.sampling) | dict(task.options)
-        own = {name: options[name] for name in ("seed", "temperature", "top_k", "top_p", "min_p")}
-        return own | {
+        settings = {name: options[name] for name in ("seed", "temperature", "top_k", "top_p", "min_p")}
+        return settings | {
             "repeat_penalty": options["repetition_penalty"],
             "repeat_last_n": options["repetition_window"] or -1,
             "presence_penalty": options["presence_penalty"],
@@ -209,8 +209,8 @@ def _probabilities(answer: Answer, infos: Sequence[TokenInfo]) -> dict[str, Any]
 
 
 def _probability(info: TokenInfo) -> dict[str, Any]:
-    made = {"id": info.token, "token": info.text, "bytes": info.data or [], "logprob": info.logprob}
-    return made | ({"top_logprobs": [_probability(each) for each in info.top]} if info.top else {})
+    entry = {"id": info.token, "token": info.text, "bytes": info.data or [], "logprob": info.logprob}
+    return entry | ({"top_logprobs": [_probability(each) for each in info.top]} if info.top else {})
 
 
 def _word(answer: Answer) -> str:
@@ -220,13 +220,13 @@ def _word(answer: Answer) -> str:
     return next((each for each in answer.task.options["stop"] or () if rest.startswith(each)), "")
 
 
-def _chosen(made: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+def _chosen(body: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
     """Fields of an answer by their paths, which are their names, too; those that it has not are left out."""
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for field in fields:
-        value: Any = made
+        value: Any = body
         for name in field.split("/"):
             value = value.get(name) if isinstance(value, Mapping) else None
         if value is not None:
-            found[field] = value
-    return found
+            chosen[field] = value
+    return chosen

@@ -39,30 +39,30 @@ PATHS = (
 
 def chat_of(body: OllamaChat, served: ServedModel, settings: Serving) -> list[Task]:
     """The task of a chat; raises ApiError."""
-    made = _asked(body)
-    made["messages"] = [_message(each) for each in body.messages]
-    made |= _end_of(made["messages"])
+    chat = _asked(body)
+    chat["messages"] = [_message(each) for each in body.messages]
+    chat |= _end_of(chat["messages"])
     if body.tools:
-        made["tools"] = [each.model_dump(exclude_none=True) for each in body.tools]
-    return tasks_of(made, p.ChatRequest, PATHS, served, settings, _unused(body))
+        chat["tools"] = [each.model_dump(exclude_none=True) for each in body.tools]
+    return tasks_of(chat, p.ChatRequest, PATHS, served, settings, _unused(body))
 
 
 def generate_of(body: OllamaGenerate, served: ServedModel, settings: Serving) -> list[Task]:
     """The task of a prompt; raises ApiError."""
-    made = _asked(body)
+    completion = _asked(body)
     if body.raw or body.suffix:
         taken = {"prompt": body.prompt, **({"suffix": body.suffix} if body.suffix else {})}
-        wrong = next((name for name in ("response_format", "enable_thinking") if name in made), None)
+        wrong = next((name for name in ("response_format", "enable_thinking") if name in completion), None)
         if wrong is not None:
             name = {"response_format": "format"}.get(wrong, "think")
             raise ApiError(400, f"{name} needs a chat template: leave out raw and suffix", param=name)
-        made.setdefault("max_tokens", -1)
+        completion.setdefault("max_tokens", -1)
         if body.logprobs:
-            made["logprobs"] = made.pop("top_logprobs")
-        return tasks_of(made | taken, p.CompletionRequest, PATHS, served, settings, _unused(body))
+            completion["logprobs"] = completion.pop("top_logprobs")
+        return tasks_of(completion | taken, p.CompletionRequest, PATHS, served, settings, _unused(body))
     system = [{"role": "system", "content": body.system}] if body.system else []
-    made["messages"] = [*system, {"role": "user", "content": body.prompt}]
-    return tasks_of(made, p.ChatRequest, PATHS, served, settings, _unused(body))
+    completion["messages"] = [*system, {"role": "user", "content": body.prompt}]
+    return tasks_of(completion, p.ChatRequest, PATHS, served, settings, _unused(body))
 
 
 def _unused(body: Asked) -> list[str]:
@@ -73,20 +73,20 @@ def _unused(body: Asked) -> list[str]:
 
 def _asked(body: Asked) -> dict[str, Any]:
     """The fields that the bodies of a chat and of a completion share."""
-    given = body.options or {}
-    made = {name: given[own] for name, own in OPTIONS.items() if given.get(own) not in (None, "", [])}
+    options = body.options or {}
+    fields = {name: options[option] for name, option in OPTIONS.items() if options.get(option) not in (None, "", [])}
     if body.format:
         form: dict[str, Any] = {"type": "json_object"}
-        made["response_format"] = form if isinstance(body.format, str) else form | {"schema": body.format}
+        fields["response_format"] = form if isinstance(body.format, str) else form | {"schema": body.format}
     if body.think is not None:
-        made["enable_thinking"] = body.think is not False
+        fields["enable_thinking"] = body.think is not False
         if isinstance(body.think, str):
-            made["reasoning_effort"] = body.think
+            fields["reasoning_effort"] = body.think
     if body.logprobs:
-        made |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.omnidraft is not None:
-        made["omnidraft"] = body.omnidraft.model_dump(exclude_none=True)
-    return made
+        fields["omnidraft"] = body.omnidraft.model_dump(exclude_none=True)
+    return fields
 
 
 def _end_of(messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -104,11 +104,12 @@ def _end_of(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message of a chat; what is wrong in it is found there."""
-    made = {"content": "", **message}
-    thoughts, name = made.pop("thinking", None), made.pop("tool_name", None)
-    if made.get("role") == "tool":
-        made = {"tool_call_id": name or "", **made} | ({"name": name} if name else {})
-    return made | ({"reasoning_content": thoughts} if thoughts is not None and made.get("role") == "assistant" else {})
+    entry = {"content": "", **message}
+    thoughts, name = entry.pop("thinking", None), entry.pop("tool_name", None)
+    if entry.get("role") == "tool":
+        entry = {"tool_call_id": name or "", **entry} | ({"name": name} if name else {})
+    reasons = thoughts is not None and entry.get("role") == "assistant"
+    return entry | ({"reasoning_content": thoughts} if reasons else {})
 
 
 # ---------------------------------------------------------------- what is answered
@@ -175,17 +176,17 @@ class Lines(Reply):
 
     def _end(self) -> dict[str, Any]:
         answer, beside = self.answer, self.answer.beside
-        read, made = (round(1e6 * beside["timings"][f"{name}_ms"]) for name in ("prompt", "predicted"))
-        waited = max(1, round(1e9 * answer.task.age) - read - made)  # for a lane, and for other requests' rounds
+        read, written = (round(1e6 * beside["timings"][f"{name}_ms"]) for name in ("prompt", "predicted"))
+        waited = max(1, round(1e9 * answer.task.age) - read - written)  # for a lane, and for other requests' rounds
         return {
             "done": True,
             "done_reason": "length" if answer.finish == "length" else "stop",
-            "total_duration": waited + read + made,
+            "total_duration": waited + read + written,
             "load_duration": waited,
             "prompt_eval_count": answer.usage["prompt"],
             "prompt_eval_duration": read,
             "eval_count": answer.usage["completion"],
-            "eval_duration": made,
+            "eval_duration": written,
         } | beside
 
 
@@ -208,7 +209,7 @@ def pulled(name: str, known: Sequence[str]) -> list[dict[str, str]]:
 def listed(served: ServedModel, *, running: bool = False) -> dict[str, Any]:
     """A target as `/api/tags` and `/api/ps` show it."""
     size = served.files.nbytes
-    made = {
+    entry = {
         "name": served.name,
         "model": served.name,
         "modified_at": moment(served.files.written),
@@ -220,7 +221,7 @@ def listed(served: ServedModel, *, running: bool = False) -> dict[str, Any]:
     lm: Any = served.model.target.lm
     vram = size if lm.model.device.type in ("cuda", "mps") else 0
     more = {"expires_at": "2100-01-01T00:00:00Z", "size_vram": vram, "context_length": lm.context}
-    return made | (more if running else {})
+    return entry | (more if running else {})
 
 
 def shown(served: ServedModel) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from omnidraft.server.errors import ApiError
 from omnidraft.server.requests.bodies import Received
 from omnidraft.server.requests.response_bodies import Namespace, ResponseRequest, ResponseTool, full_name
 
-PARTS: dict[str, dict[str, Any]] = {
+CONTENTS: dict[str, dict[str, Any]] = {
     "text": {"type": "output_text", "annotations": [], "logprobs": []},
     "reasoning": {"type": "reasoning_text"},
 }
@@ -71,18 +71,18 @@ class Response(Reply):
         emptied: dict[str, Any] = {"arguments": ""} if item.kind == "call" else {"content": []}
         shown = self._item(item) | {"status": "in_progress"} | emptied
         yield self._event("response.output_item.added", output_index=item.place, item=shown)
-        if item.kind in PARTS:
-            part = PARTS[item.kind] | {"text": ""}
-            yield self._event("response.content_part.added", **_place(item), part=part)
+        if item.kind in CONTENTS:
+            content = CONTENTS[item.kind] | {"text": ""}
+            yield self._event("response.content_part.added", **_place(item), part=content)
 
     def _ending(self, item: Item) -> Iterator[bytes]:
         """The events of an item that is complete."""
         shown = self._item(item)
-        if item.kind in PARTS:
-            part = shown["content"][0]
-            rest = {"logprobs": part["logprobs"]} if item.kind == "text" else {}
-            yield self._event(f"response.{part['type']}.done", **_place(item), text=part["text"], **rest)
-            yield self._event("response.content_part.done", **_place(item), part=part)
+        if item.kind in CONTENTS:
+            content = shown["content"][0]
+            rest = {"logprobs": content["logprobs"]} if item.kind == "text" else {}
+            yield self._event(f"response.{content['type']}.done", **_place(item), text=content["text"], **rest)
+            yield self._event("response.content_part.done", **_place(item), part=content)
         else:
             done = {"name": shown["name"], "arguments": shown["arguments"]}
             yield self._event("response.function_call_arguments.done", **_place(item), **done)
@@ -94,15 +94,15 @@ class Response(Reply):
 
     def _item(self, item: Item) -> dict[str, Any]:
         """An item of the output, as far as it is there."""
-        own: dict[str, Any] = {"id": _id(item), "status": "incomplete" if item.cut else "completed"}
+        fields: dict[str, Any] = {"id": _id(item), "status": "incomplete" if item.cut else "completed"}
         if item.kind == "call":
             called = {"call_id": item.call_id, "name": item.name, "arguments": item.text}
-            return {"type": "function_call", **own, **called} | self._spaces.get(item.name, {})
-        part = PARTS[item.kind] | {"text": item.text}
+            return {"type": "function_call", **fields, **called} | self._spaces.get(item.name, {})
+        content = CONTENTS[item.kind] | {"text": item.text}
         if item.kind == "reasoning":
-            return {"type": "reasoning", **own, "summary": [], "content": [part]}
-        part |= {"logprobs": [info.as_dict() for info in self._infos(item)]}
-        return {"type": "message", **own, "role": "assistant", "content": [part]}
+            return {"type": "reasoning", **fields, "summary": [], "content": [content]}
+        content |= {"logprobs": [info.as_dict() for info in self._infos(item)]}
+        return {"type": "message", **fields, "role": "assistant", "content": [content]}
 
     def _more_infos(self, item: Item) -> list[dict[str, Any]]:
         """The log-probabilities of the tokens of a text that no event has told."""
@@ -127,7 +127,7 @@ class Response(Reply):
         """The response object: what was asked for, and what has come of it."""
         body, raw, done = self.asked.body, self.asked.raw, self.answer.done
         form = {key: value for key, value in (raw.get("text") or {}).items() if value is not None}
-        made = {
+        response = {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
@@ -151,15 +151,15 @@ class Response(Reply):
         }
         if done is not None:
             used = self.answer.usage
-            made["usage"] = {
+            response["usage"] = {
                 "input_tokens": used["prompt"],
                 "input_tokens_details": {"cached_tokens": used["cached"], "cache_write_tokens": 0},
                 "output_tokens": used["completion"],
                 "output_tokens_details": {"reasoning_tokens": self.answer.reasoned},
                 "total_tokens": used["prompt"] + used["completion"],
             }
-            made |= self.answer.beside
-        return made
+            response |= self.answer.beside
+        return response
 
 
 def _id(item: Item) -> str:
@@ -168,5 +168,5 @@ def _id(item: Item) -> str:
 
 def _place(item: Item) -> dict[str, Any]:
     """Where in the output a change is."""
-    part = {"content_index": 0} if item.kind in PARTS else {}
-    return {"item_id": _id(item), "output_index": item.place, **part}
+    index = {"content_index": 0} if item.kind in CONTENTS else {}
+    return {"item_id": _id(item), "output_index": item.place, **index}

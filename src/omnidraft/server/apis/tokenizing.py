@@ -21,10 +21,10 @@ def tokenized(body: p.TokenizeRequest, served: ServedModel, settings: Serving) -
     told: list[Any] = ids
     if body.with_pieces:
         told = [{"id": token, "piece": _piece(*served.text_of(token))} for token in ids]
-    made: dict[str, Any] = {"tokens": told, "count": len(ids), "max_model_len": served.model.target.lm.context}
+    result: dict[str, Any] = {"tokens": told, "count": len(ids), "max_model_len": served.model.target.lm.context}
     if body.return_token_strs:
-        made["token_strs"] = served.model.target.tokenizer.convert_ids_to_tokens(ids)
-    return made
+        result["token_strs"] = served.model.target.tokenizer.convert_ids_to_tokens(ids)
+    return result
 
 
 def _piece(text: str, data: list[int] | None) -> str | list[int]:

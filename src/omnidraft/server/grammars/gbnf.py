@@ -127,13 +127,13 @@ def _check_depth(rules: Mapping[str, Node]) -> None:
 
 def union(spans: Sequence[tuple[int, int]]) -> Spans:
     """Spans of code points in order and apart."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for first, last in sorted(spans):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(last, found[-1][1])
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(last, merged[-1][1])
         else:
-            found.append((first, last))
-    return tuple(found)
+            merged.append((first, last))
+    return tuple(merged)
 
 
 def _encodable(spans: Spans, *, negated: bool) -> Spans:
@@ -168,14 +168,14 @@ class _Reader:
 
     def rules(self) -> dict[str, Node]:
         """All rules; the last of a name counts."""
-        found = {}
+        rules = {}
         while self._next.kind != "end":
             name = self._take("name", "the name of a rule")
             self._take("::=", f"::= behind {name}")
-            found[name] = self._choice()
+            rules[name] = self._choice()
             if self._next.kind != "end":
                 self._take("line", "the end of the line")
-        return found
+        return rules
 
     @property
     def _next(self) -> Symbol:
@@ -194,11 +194,11 @@ class _Reader:
         return ValueError(f"line {line}: {words}")
 
     def _choice(self) -> Node:
-        found = [self._series()]
+        series = [self._series()]
         while self._next.text == "|":
             self._at += 1
-            found.append(self._series())
-        return found[0] if len(found) == 1 else Choice(found)
+            series.append(self._series())
+        return series[0] if len(series) == 1 else Choice(series)
 
     def _series(self) -> Node:
         nodes: list[Node] = []
@@ -240,24 +240,24 @@ class _Reader:
     def _repeated(self, node: Node, count: str) -> Node:
         if count in COUNTS:
             return Repeat(node, *COUNTS[count])
-        if (found := COUNT.fullmatch(count)) is None or int(found["least"]) > MAX_COUNT:
+        if (counts := COUNT.fullmatch(count)) is None or int(counts["least"]) > MAX_COUNT:
             raise self._error(f"{count} is no count of up to {MAX_COUNT}")
-        least = int(found["least"])
-        most = int(found["most"] or MAX_COUNT + 1) if found["more"] else least
+        least = int(counts["least"])
+        most = int(counts["most"] or MAX_COUNT + 1) if counts["more"] else least
         if most < least:
             raise self._error(f"{count} has a greater least than most")
         return Repeat(node, least, most if most <= MAX_COUNT else None)
 
     def _codes(self, text: str) -> list[tuple[int, str]]:
         """The code points of a literal or a range, with how each is written."""
-        found = []
+        codes = []
         for match in CHARACTER.finditer(text):
             escaped = match[4]
             if escaped is not None and escaped not in ESCAPED:
                 raise self._error(f"{match[0]} is no escape: write \\\\ for a backslash")
             digits = match[1] or match[2] or match[3]
-            found.append((int(digits, 16) if digits else ord(ESCAPED[escaped] if escaped else match[5]), match[0]))
-        return found
+            codes.append((int(digits, 16) if digits else ord(ESCAPED[escaped] if escaped else match[5]), match[0]))
+        return codes
 
     def _range(self, text: str) -> Node:
         negated = text.startswith("^")
@@ -273,8 +273,8 @@ class _Reader:
 
     def _token(self, text: str) -> Node:
         name = text.removeprefix("!")
-        found = TOKEN_ID.fullmatch(name)
-        ids = [int(found[1])] if found else self._token_ids(name)
+        match = TOKEN_ID.fullmatch(name)
+        ids = [int(match[1])] if match else self._token_ids(name)
         if len(ids) != 1:
             raise self._error(f"{name} is no token of the target")
         return Token(ids[0], negated=text.startswith("!"))

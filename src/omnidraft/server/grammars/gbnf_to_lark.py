@@ -46,8 +46,8 @@ def _lark(node: Node, names: Mapping[str, str], safe: Collection[Node]) -> str:
 
 
 def _regex(spans: Spans) -> str:
-    found = "".join(rf"\x{{{low:x}}}-\x{{{high:x}}}" for low, high in spans)
-    return f"/[{found}]/" if found else NO_CHARACTER
+    ranges = "".join(rf"\x{{{low:x}}}-\x{{{high:x}}}" for low, high in spans)
+    return f"/[{ranges}]/" if ranges else NO_CHARACTER
 
 
 # ---------------------------------------------------------------- runs of characters
@@ -159,15 +159,15 @@ class _Neighbors:
                 nodes = turn.nodes if _is_free(node) and isinstance(turn, Choice) else ()
                 self._join(ends.last, ends.first, apart=[each for each in nodes if _is_run(each) and _is_free(each)])
             return ends._replace(empty=ends.empty or node.least == 0)
-        found = _Ends(empty=isinstance(node, Series))
+        joined = _Ends(empty=isinstance(node, Series))
         for ends in map(self._ends, node.nodes):
             if isinstance(node, Choice):
-                found = _Ends(found.empty or ends.empty, found.first | ends.first, found.last | ends.last)
+                joined = _Ends(joined.empty or ends.empty, joined.first | ends.first, joined.last | ends.last)
                 continue
-            self._join(found.last, ends.first)
-            first = found.first | ends.first if found.empty else found.first
-            found = _Ends(found.empty and ends.empty, first, ends.last | found.last if ends.empty else ends.last)
-        return found
+            self._join(joined.last, ends.first)
+            first = joined.first | ends.first if joined.empty else joined.first
+            joined = _Ends(joined.empty and ends.empty, first, ends.last | joined.last if ends.empty else ends.last)
+        return joined
 
     def _join(self, last: Iterable[Node], first: AbstractSet[Node], apart: Collection[Node] = ()) -> None:
         """Note that some terminals come behind others; those `apart` may come behind themselves as if they went on."""

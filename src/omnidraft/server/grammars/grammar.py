@@ -114,29 +114,29 @@ def followed(tokens: LLTokenizer, schema: dict[str, Any], *, strict: bool = Fals
 
     Raises ConfigError, with what is at fault, for what cannot be enforced, such keywords of a `strict` schema too.
     """
-    made = closed(schema)
-    problem, warnings = _judged(tokens, made)
+    compiled = closed(schema)
+    problem, warnings = _judged(tokens, compiled)
     if problem and not strict and (around := [f"{path}.pattern".lstrip(".") for path, _ in _looking_around(schema)]):
         simpler = copy.deepcopy(schema)
-        for _, part in _looking_around(simpler):
-            del part["pattern"]
-        made, left_out = followed(tokens, simpler)
-        return made, [*around, *left_out]
+        for _, nested in _looking_around(simpler):
+            del nested["pattern"]
+        compiled, left_out = followed(tokens, simpler)
+        return compiled, [*around, *left_out]
     if problem:
         wrong = [path for path, each in places(schema) if not isinstance(each, dict | bool | None)]
         reason = f"{wrong[0][-100:]} is no schema" if wrong else _reason(problem)
         raise ConfigError(f"{reason}: leave it out or change it")
     lacking = {keyword for each in warnings for keyword in _lacking(each)}
-    left_out = [f"{path}.{key}".lstrip(".") for path, part in walk(schema) for key in part if key in lacking]
+    left_out = [f"{path}.{key}".lstrip(".") for path, nested in walk(schema) for key in nested if key in lacking]
     if strict and left_out:
         keyword = left_out[0].rpartition(".")[2]
         raise ConfigError(f"{left_out[0][-100:]}: {keyword} not supported: leave it out or change it")
-    return made, left_out
+    return compiled, left_out
 
 
 def _looking_around(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The parts with a pattern that no grammar follows, with their paths."""
-    return [(path, part) for path, part in walk(schema) if LOOK_AROUND.search(str(part.get("pattern")))]
+    """The schemas with a pattern that no grammar follows, with their paths."""
+    return [(path, nested) for path, nested in walk(schema) if LOOK_AROUND.search(str(nested.get("pattern")))]
 
 
 def _judged(tokens: LLTokenizer, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -198,8 +198,8 @@ def answer_grammar(
         return _checked(tokens, f"%llguidance {{}}\nstart: {answer}\n{rules}")
     end = thought.mark if thought.special else json.dumps(thought.mark)
     lazy = "" if thought.special else "[lazy]"
-    own = f"answer: {answer}\nthought{lazy}: THOUGHT {end}\nTHOUGHT: /(.|\\n)*/\nSPACE: /\\n{{0,4}}/\n"
-    return _checked(tokens, f"%llguidance {{}}\nstart: thought SPACE answer\n{own}{rules}")
+    answer_rules = f"answer: {answer}\nthought{lazy}: THOUGHT {end}\nTHOUGHT: /(.|\\n)*/\nSPACE: /\\n{{0,4}}/\n"
+    return _checked(tokens, f"%llguidance {{}}\nstart: thought SPACE answer\n{answer_rules}{rules}")
 
 
 def text_grammar(tokens: LLTokenizer, functions: Sequence[Function], *, special: bool) -> str:
@@ -213,7 +213,7 @@ def text_grammar(tokens: LLTokenizer, functions: Sequence[Function], *, special:
 def _form(tokens: LLTokenizer, form: ResponseFormat) -> str:
     """The rule `a_form`, unless it is JSON; raises ConfigError for an unreadable grammar."""
     if form.kind == "regex":
-        return f"a_form: /{SLASH.sub(lambda found: found[1] or chr(92) + '/', str(form.value))}/\n"
+        return f"a_form: /{SLASH.sub(lambda match: match[1] or chr(92) + '/', str(form.value))}/\n"
     if form.kind == "choice":
         return f"a_form: {' | '.join(json.dumps(each, ensure_ascii=False) for each in form.value)}\n"
     text = str(form.value)
@@ -231,12 +231,15 @@ def _form(tokens: LLTokenizer, form: ResponseFormat) -> str:
 
 def _call(function: Function, at: int) -> dict[str, Any]:
     """The schema of a call of a function."""
-    given = function.get("parameters") or {}
-    nothing = not given.get("required") and {*given} - ANNOTATIONS <= {"type", "required", "strict"}
-    empty = nothing and given.get("type", "object") == "object"
+    parameters = function.get("parameters") or {}
+    nothing = not parameters.get("required") and {*parameters} - ANNOTATIONS <= {"type", "required", "strict"}
+    empty = nothing and parameters.get("type", "object") == "object"
     return {
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": CLOSED if empty else _own(given, str(at))},
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": CLOSED if empty else _own(parameters, str(at)),
+        },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
@@ -249,17 +252,17 @@ def _own(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _json(schemas: Sequence[Mapping[str, Any]]) -> str:
     """Return a grammar in Lark whose texts follow one of the schemas."""
-    made = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return f"%json {json.dumps({**made, 'x-guidance': STYLE})}"
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return f"%json {json.dumps({**schema, 'x-guidance': STYLE})}"
 
 
 def _checked(tokens: LLTokenizer, lark: str) -> str:
     """A grammar; raises ConfigError for one that cannot be enforced."""
     try:
-        made = str(lark if lark.lstrip().startswith("{") else LLMatcher.grammar_from_lark(lark))
-        problem = LLMatcher.validate_grammar(made, tokens)
+        compiled = str(lark if lark.lstrip().startswith("{") else LLMatcher.grammar_from_lark(lark))
+        problem = LLMatcher.validate_grammar(compiled, tokens)
     except ValueError as error:
-        problem, made = str(error) or type(error).__name__, ""
+        problem, compiled = str(error) or type(error).__name__, ""
     if problem:
         raise ConfigError(f"the form cannot be enforced ({' '.join(problem.split())[:200]}): change it")
-    return made
+    return compiled

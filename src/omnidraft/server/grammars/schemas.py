@@ -39,14 +39,14 @@ def encodable(text: str) -> str:
 
 def plain(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema that is not too deep, all of whose text can be encoded; raises ValueError."""
-    parts: list[Any] = [schema]
+    values: list[Any] = [schema]
     depth = 0
-    while parts:
-        for part in parts:
-            if isinstance(part, str):
-                encodable(part)
-        holders = [part for part in parts if isinstance(part, dict | list)]
-        parts = [each for one in holders for each in ([*one, *one.values()] if isinstance(one, dict) else one)]
+    while values:
+        for value in values:
+            if isinstance(value, str):
+                encodable(value)
+        holders = [value for value in values if isinstance(value, dict | list)]
+        values = [each for one in holders for each in ([*one, *one.values()] if isinstance(one, dict) else one)]
         depth += bool(holders)
         if depth > MAX_DEPTH:
             raise ValueError(f"it is deeper than {MAX_DEPTH} levels: make it flatter")
@@ -90,7 +90,8 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
         closing.check_ends()
     except RecursionError as error:
         raise ConfigError("a $ref leads back to what it is a part of: leave it out or change it") from error
-    if all(not isinstance(ref, str) or ref.startswith("#") for _, part in walk(schema) for ref in [part.get("$ref")]):
+    refs = [nested.get("$ref") for _, nested in walk(schema)]
+    if all(not isinstance(ref, str) or ref.startswith("#") for ref in refs):
         found.pop("$id", None)  # which would be the base of none of its references
     return found
 
@@ -112,21 +113,21 @@ class _Closing:
         if closes := "unevaluatedProperties" in schema:
             beside, rest = (), self.closed(schema.pop("unevaluatedProperties"))
         own, opens = _own(schema)
-        parts = [_Part(key, each, *self._keys(each)) for key, each in _parts(schema)]
-        self._grow(1 + len(parts) ** 2 // 50)
+        branches = [_Part(key, each, *self._keys(each)) for key, each in _parts(schema)]
+        self._grow(1 + len(branches) ** 2 // 50)
         shared: dict[str, Any] = {}
-        for part in parts:
-            around = None if opens else _through(beside, own, parts, part)
-            if part.keyword != "$ref":
-                shared.setdefault(part.keyword, []).append(self.closed(part.schema, around, rest))
-            elif (target := self._target(part.schema)) is not None and (around != () or rest is not False):
+        for branch in branches:
+            around = None if opens else _through(beside, own, branches, branch)
+            if branch.keyword != "$ref":
+                shared.setdefault(branch.keyword, []).append(self.closed(branch.schema, around, rest))
+            elif (target := self._target(branch.schema)) is not None and (around != () or rest is not False):
                 shared.setdefault("allOf", []).append(self.closed(target, around, rest))
             else:
-                shared["$ref"] = self._address(part.schema["$ref"])
+                shared["$ref"] = self._address(branch.schema["$ref"])
         made = {key: value for key, value in shared.items() if key not in CHOICES}  # whose keys come first
         made |= {key: self._inside(key, value) for key, value in schema.items() if key not in _composing(schema)}
         made |= shared
-        if (closes or _is_silent(schema, len(own))) and (allowed := _through(beside, own, parts)) is not None:
+        if (closes or _is_silent(schema, len(own))) and (allowed := _through(beside, own, branches)) is not None:
             for keyword, name in allowed:
                 if isinstance(listed := made.setdefault(keyword, {}), dict):
                     listed.setdefault(name, True)
@@ -150,7 +151,7 @@ class _Closing:
 
     def check_ends(self) -> None:
         """Raise ConfigError where the schema, or one that it refers to, needs itself and so has no end."""
-        refs = [ref for _, part in walk(self._root) if isinstance(ref := part.get("$ref"), str)]
+        refs = [ref for _, nested in walk(self._root) if isinstance(ref := nested.get("$ref"), str)]
         for ref, schema in [*((ref, {"$ref": ref}) for ref in refs), ("#", self._root)]:
             if not self._ends(schema, frozenset({ref} if schema is self._root else ())):
                 raise ConfigError(f"$ref {shown(ref)} has no end, as what it names needs itself: make a part optional")
@@ -167,8 +168,8 @@ class _Closing:
             self._finite.add(ref)
         if not all(self._ends(each, within) for each in _list(schema, "allOf")):
             return False
-        choices = [found for key in CHOICES if (found := _list(schema, key))]
-        if not all(any(self._ends(each, within) for each in found) for found in choices):
+        choices = [options for key in CHOICES if (options := _list(schema, key))]
+        if not all(any(self._ends(each, within) for each in options) for options in choices):
             return False
         required = [each for each in _list(schema, "required") if isinstance(each, str)]
         needed = [_dict(schema, "properties").get(each) for each in required]
@@ -218,13 +219,13 @@ class _Closing:
         names: dict[tuple[str, str], None] = {}
         seen, stack, opened = set(), [schema], False
         while stack:
-            part = stack.pop()
-            if isinstance(part, dict) and id(part) not in seen:
-                seen.add(id(part))
+            nested = stack.pop()
+            if isinstance(nested, dict) and id(nested) not in seen:
+                seen.add(id(nested))
                 self._grow(1)
-                said = self._said(part)
-                own, opens = _own(said)
-                names |= dict.fromkeys(own)
+                said = self._said(nested)
+                keys, opens = _own(said)
+                names |= dict.fromkeys(keys)
                 opened |= opens
                 for key, each in _parts(said):
                     stack.append(self._target(each) if key == "$ref" else each)
@@ -233,29 +234,29 @@ class _Closing:
 
     def _said(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """A schema without nulls where they mean nothing, and with other words for what some keywords say."""
-        made = {key: value for key, value in schema.items() if value is not None or key == "const"}
-        if "additionalProperties" in made or not _composing(made) & {*made}:
-            more = made.pop("unevaluatedProperties", None)
-            made |= {} if more is None else {"additionalProperties": made.get("additionalProperties", more)}
-        if not (_composing(made) | {"contains"}) & {*made} and not isinstance(made.get("items"), list):
-            more = made.pop("unevaluatedItems", None)
-            made |= {} if more is None else {"items": made.get("items", more)}
-        names = made.get("propertyNames")
+        said = {key: value for key, value in schema.items() if value is not None or key == "const"}
+        if "additionalProperties" in said or not _composing(said) & {*said}:
+            more = said.pop("unevaluatedProperties", None)
+            said |= {} if more is None else {"additionalProperties": said.get("additionalProperties", more)}
+        if not (_composing(said) | {"contains"}) & {*said} and not isinstance(said.get("items"), list):
+            more = said.pop("unevaluatedItems", None)
+            said |= {} if more is None else {"items": said.get("items", more)}
+        names = said.get("propertyNames")
         names = self._target(names) if isinstance(names, dict) and "$ref" in names else names
         rules = {*names} - ANNOTATIONS - {"type"} if isinstance(names, dict) else set()
         if not isinstance(names, dict) or names.get("type", "string") != "string":
-            return made
+            return said
         if not rules:  # any name is a string
-            del made["propertyNames"]
-        elif rules in ({"enum"}, {"const"}) and not {"patternProperties", "unevaluatedProperties"} & {*made}:
+            del said["propertyNames"]
+        elif rules in ({"enum"}, {"const"}) and not {"patternProperties", "unevaluatedProperties"} & {*said}:
             listed = [each for each in _list(names, "enum") or [names.get("const")] if isinstance(each, str)]
-            inner, others = _dict(made, "properties"), made.get("additionalProperties", True)
+            inner, others = _dict(said, "properties"), said.get("additionalProperties", True)
             if listed and len(listed) <= MAX_LISTED:
                 kept = {name: each for name, each in inner.items() if name in listed}
                 more = {name: others for name in listed if name not in kept and others is not False}
-                del made["propertyNames"]
-                made |= {"properties": kept | more, "additionalProperties": False}
-        return made
+                del said["propertyNames"]
+                said |= {"properties": kept | more, "additionalProperties": False}
+        return said
 
 
 class _Part(NamedTuple):
@@ -267,9 +268,9 @@ class _Part(NamedTuple):
     opens: bool
 
 
-def _through(beside: Names | None, own: Names, parts: Sequence[_Part], one: _Part | None = None) -> Names | None:
-    """The keys that a part (None: the schema itself) must let through; None where it must let all."""
-    others = [each for each in parts if each is not one and not (one and one.keyword == each.keyword in CHOICES)]
+def _through(beside: Names | None, own: Names, branches: Sequence[_Part], one: _Part | None = None) -> Names | None:
+    """The keys that a branch (None: the schema itself) must let through; None where it must let all."""
+    others = [each for each in branches if each is not one and not (one and one.keyword == each.keyword in CHOICES)]
     if beside is None or any(each.opens for each in others):
         return None
     return tuple(dict.fromkeys([*beside, *own, *(name for each in others for name in each.names)]))
@@ -307,10 +308,10 @@ def _is_silent(schema: Mapping[str, Any], names: int) -> bool:
 
 
 def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
-    found = schema.get(key)
-    return found if isinstance(found, list) else []
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _dict(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = schema.get(key)
-    return found if isinstance(found, dict) else {}
+    value = schema.get(key)
+    return value if isinstance(value, dict) else {}

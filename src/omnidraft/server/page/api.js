@@ -45,10 +45,10 @@ export async function* events(response) {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) throw new Error("The connection was lost before the end of the answer.");
-    const parts = (rest + value).split(/\r?\n\r?\n/);
-    rest = parts.pop();
-    for (const part of parts) {
-      const lines = part.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+    const blocks = (rest + value).split(/\r?\n\r?\n/);
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
       const data = lines.map((line) => line.slice(5).trimStart()).join("\n");
       if (data === "[DONE]") return;
       if (!data) continue;

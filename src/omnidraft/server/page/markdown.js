@@ -56,9 +56,9 @@ function blocks(text, kinds) {
   const found = [];
   let at = 0;
   for (const token of tokens) {
-    const part = { token, text: token.raw, kinds: kinds.slice(at, at + token.raw.length) };
+    const block = { token, text: token.raw, kinds: kinds.slice(at, at + token.raw.length) };
     at += token.raw.length;
-    if (token.type !== "space") found.push({ ...part, key: part.text + part.kinds });
+    if (token.type !== "space") found.push({ ...block, key: block.text + block.kinds });
   }
   return found;
 }

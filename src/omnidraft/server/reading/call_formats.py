@@ -193,13 +193,13 @@ def _gemma_call(name: str, text: str) -> Found:
     end = scan(text, 0, GEMMA).end
     if end is None:
         return MORE
-    made, place = "", 0
+    json_text, place = "", 0
     for token in tokens(GEMMA).finditer(text, 0, end):
         string = token["new"] if token["old"] is None else token["old"]
-        made += BARE_KEY.sub(r'\1"\2":', text[place : token.start()])
-        made += token[0] if string is None else json.dumps(string, ensure_ascii=False)
+        json_text += BARE_KEY.sub(r'\1"\2":', text[place : token.start()])
+        json_text += token[0] if string is None else json.dumps(string, ensure_ascii=False)
         place = token.end()
-    return checked(Found([Call(name, made)], end))
+    return checked(Found([Call(name, json_text)], end))
 
 
 # ---------------------------------------------------------------- arguments that are written as text
@@ -208,12 +208,12 @@ def _gemma_call(name: str, text: str) -> Found:
 def _call(name: str, values: list[tuple[str, str]], functions: Functions, *, whole: bool) -> Call:
     """A call with these arguments so far, each of the type that its schema says."""
     known = functions[name].get("properties")
-    parts = [
+    members = [
         f"{json.dumps(key, ensure_ascii=False)}: "
         f"{json.dumps(valued(text, known.get(key) if isinstance(known, Mapping) else None), ensure_ascii=False)}"
         for key, text in values
     ]
-    return Call(name, "{" + ", ".join(parts) + ("}" if whole else ""), cut=not whole)
+    return Call(name, "{" + ", ".join(members) + ("}" if whole else ""), cut=not whole)
 
 
 def valued(text: str, schema: Any) -> Any:
@@ -234,11 +234,11 @@ def _kinds(schema: Any) -> set[str]:
     """The types that a schema names, those of its choices included."""
     if not isinstance(schema, Mapping):
         return set()
-    own = schema.get("type")
-    found = {own} if isinstance(own, str) else {each for each in own or () if isinstance(each, str)}
+    kind = schema.get("type")
+    kinds = {kind} if isinstance(kind, str) else {each for each in kind or () if isinstance(each, str)}
     for key in ("anyOf", "oneOf"):
         for each in schema.get(key) or ():
-            found |= _kinds(each)
-    if isinstance(schema.get("enum"), list) and not found and all(isinstance(each, str) for each in schema["enum"]):
-        found = {"string"}
-    return found
+            kinds |= _kinds(each)
+    if isinstance(schema.get("enum"), list) and not kinds and all(isinstance(each, str) for each in schema["enum"]):
+        kinds = {"string"}
+    return kinds

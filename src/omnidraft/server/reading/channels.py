@@ -32,15 +32,15 @@ class ChannelReader(Reader):
         return self._read(final=True, cut=cut)
 
     def _read(self, *, final: bool, cut: bool = False) -> list[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         while True:
             before = (self._held, self._channel)
             if self._channel == "header":
                 self._header(final=final)
             else:
-                found += self._body(final=final, cut=cut)
+                events += self._body(final=final, cut=cut)
             if before == (self._held, self._channel) or not self._held:
-                return found
+                return events
 
     def _header(self, *, final: bool) -> None:
         place = self._held.find(MESSAGE)

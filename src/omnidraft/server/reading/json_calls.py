@@ -162,8 +162,8 @@ def _value_end(text: str, start: int) -> int | None:
     if first in ("{", "["):
         return scan(text, start, JSON).end
     if first != '"':
-        found = LITERAL.match(text, start)
-        return found.end() if found else None
+        literal = LITERAL.match(text, start)
+        return literal.end() if literal else None
     string = STRING.match(text, start)
     return string.end() if string else None
 
@@ -211,8 +211,8 @@ def mended(text: str) -> str:
     return OPEN_STRING.sub(lambda string: IN_STRING.sub(_escaped, string[0]), text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0] if found[0][0] == "\\" else json.dumps(found[0])[1:-1]
+def _escaped(match: re.Match[str]) -> str:
+    return match[0] if match[0][0] == "\\" else json.dumps(match[0])[1:-1]
 
 
 def loaded(text: str, *, begun: bool = False) -> Any:
@@ -228,11 +228,11 @@ def loaded(text: str, *, begun: bool = False) -> Any:
 def quoted(text: str, *, whole: bool) -> str:
     """JSON, or its certain beginning, with literals that not every client can hold, such as 1e400, as strings."""
 
-    def told(found: re.Match[str]) -> str:
-        literal = found[1]
+    def told(match: re.Match[str]) -> str:
+        literal = match[1]
         if not literal or literal == "null":
-            return found[0]
-        if found.end() == len(text) and not whole:
+            return match[0]
+        if match.end() == len(text) and not whole:
             return ""
         return literal if loaded(literal) is not None else json.dumps(literal)
 

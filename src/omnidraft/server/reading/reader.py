@@ -65,26 +65,26 @@ class TextReader(Reader):
         return self._read(final=False)
 
     def end(self, *, cut: bool = False) -> list[Event]:
-        found = self._read(final=True, cut=cut)
+        events = self._read(final=True, cut=cut)
         if self._space and not (self._began or self._calls or self._thought):
-            found.append(Text(self._space))
-        return found
+            events.append(Text(self._space))
+        return events
 
     # ------------------------------------------------------------ one state after the other
 
     def _read(self, *, final: bool, cut: bool = False) -> list[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         while self._held or (self._region is not None and final):
             before = (self._held, self._close, self._region)
             if self._close is not None:
-                found += self._reasoning(self._close, final=final)
+                events += self._reasoning(self._close, final=final)
             elif self._region is None:
-                found += self._content(final=final, cut=cut)
+                events += self._content(final=final, cut=cut)
             else:
-                found += self._call(self._region, final=final, cut=cut)
+                events += self._call(self._region, final=final, cut=cut)
             if before == (self._held, self._close, self._region):
                 break
-        return found
+        return events
 
     def _reasoning(self, close: str, *, final: bool) -> list[Event]:
         place = self._held.find(close)
@@ -222,13 +222,13 @@ class CallReader(Reader):
     def _more(self, found: Found) -> list[Event]:
         if not found.calls:
             return []
-        call, made = found.calls[0], list[Event]()
+        call, events = found.calls[0], list[Event]()
         if self._told < 0:
-            made.append(Begin(call.name))
+            events.append(Begin(call.name))
             self._told = 0
         arguments = quoted(call.arguments, whole=not call.cut)
         if more := arguments[self._told :]:
-            made.append(Arguments(more))
+            events.append(Arguments(more))
             self._told += len(more)
         self._over = found.end is not None
-        return [*made, *([End()] if self._over else [])]
+        return [*events, *([End()] if self._over else [])]

@@ -20,7 +20,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, RecursionError)  # what the parse
 class TemplateReader(Reader):
     """Reads by a `response_template`; `prompt` is the text before the answer, which may have begun it.
 
-    A part that it cannot read is text.
+    A field that it cannot read is text.
     """
 
     def __init__(
@@ -30,20 +30,20 @@ class TemplateReader(Reader):
         self._parser = ResponseParser(dict(template), prefix=prompt, tools=tools)
         super().__init__(functions, one=one)
         self._reasons = reasons
-        self._raw: str | None = None  # of the part that is open, where it is no text
+        self._raw: str | None = None  # of the field that is open, where it is no text
         self._lost = False
         self._begun: set[str] = set()  # fields with text
 
     def feed(self, text: str) -> list[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         for place, character in enumerate(text):  # one by one, so that what comes before a fault is not lost with it
             if self._lost:
-                return [*found, Text(text[place:])]
+                return [*events, Text(text[place:])]
             try:
-                found += self._told(self._parser.feed(character))
+                events += self._told(self._parser.feed(character))
             except UNREADABLE:
-                found += self._give_up()
-        return found
+                events += self._give_up()
+        return events
 
     def end(self, *, cut: bool = False) -> list[Event]:
         if self._lost:
@@ -65,7 +65,7 @@ class TemplateReader(Reader):
         return [Text(raw)] if raw else []
 
     def _told(self, events: Sequence[Mapping[str, Any]]) -> list[Event]:
-        found: list[Event] = []
+        told: list[Event] = []
         for event in events:
             field, kind = event["field"], event["type"]
             if field == CALLS:
@@ -73,13 +73,13 @@ class TemplateReader(Reader):
                 if kind == "region_close":
                     calls = [self._call(each) for each in _listed(event["value"])]
                     whole = [call for call in calls if call is not None]
-                    found += self._called(whole) if whole and len(whole) == len(calls) else [Text(self._raw)]
+                    told += self._called(whole) if whole and len(whole) == len(calls) else [Text(self._raw)]
                     self._raw = None
             elif kind == "region_chunk" and (field == "content" or (field in REASONING and self._reasons)):
                 text = event["text"] if field in self._begun else event["text"].lstrip()
                 self._begun |= {field} if text else set()
-                found += [Text(text) if field == "content" else Reasoning(text)] if text else []
-        return found
+                told += [Text(text) if field == "content" else Reasoning(text)] if text else []
+        return told
 
     def _call(self, value: Any) -> Call | None:
         """The call that a value of the parser is, where it is one of the functions."""

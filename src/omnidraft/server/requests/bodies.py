@@ -66,9 +66,9 @@ def read(raw: Any, kind: type[BodyT]) -> Received[BodyT]:
     try:
         body = kind.model_validate(raw)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        wrong = [each for each in found if each["type"] != "missing"]  # says more than what is missing
-        raise _refusal([*wrong, *found][0]) from error
+        faults = error.errors(include_url=False)
+        wrong = [each for each in faults if each["type"] != "missing"]  # says more than what is missing
+        raise _refusal([*wrong, *faults][0]) from error
     return Received(body, raw, [_path(place) for place in _unknown(body, [])])
 
 
@@ -87,17 +87,17 @@ def _unknown(value: Any, place: list[str | int]) -> Iterator[list[str | int]]:
 
 def _place(error: Mapping[str, Any]) -> list[str | int]:
     """Where a fault is in a body: without the tags of unions, which begin with ~."""
-    return [part for part in error["loc"] if isinstance(part, int) or not part.startswith("~")]
+    return [key for key in error["loc"] if isinstance(key, int) or not key.startswith("~")]
 
 
 def _path(place: Sequence[str | int]) -> str:
     """A place in a body as clients write it; a key of thousands of characters is cut."""
     path = ""
-    for part in place:
-        if isinstance(part, int):
-            path += f"[{part}]"
+    for key in place:
+        if isinstance(key, int):
+            path += f"[{key}]"
         else:
-            path += f".{part[:MAX_SHOWN]}" if path else part[:MAX_SHOWN]
+            path += f".{key[:MAX_SHOWN]}" if path else key[:MAX_SHOWN]
     return path
 
 
@@ -108,19 +108,19 @@ def _unpacked(data: bytes, encoding: str, limit: int) -> bytes:
         return data
     if name not in ENCODINGS:
         raise ApiError(415, f"the body is packed with {as_json(name)}: send it as it is, or with gzip")
-    made = b""
+    unpacked = b""
     try:
         while data:
             unpacker = zlib.decompressobj(ENCODINGS[name])
-            made += unpacker.decompress(data, limit + 1 - len(made))
-            if len(made) > limit:
+            unpacked += unpacker.decompress(data, limit + 1 - len(unpacked))
+            if len(unpacked) > limit:
                 raise ApiError(413, f"the request is larger than {limit / 2**20:g} MB when unpacked: send less")
             if not unpacker.eof:
                 raise ApiError(400, f"the body, packed with {name}, ends early: send all of it", code="invalid_json")
             data = unpacker.unused_data
     except zlib.error as error:
         raise ApiError(400, f"the body is not packed with {name}, as its header says", code="invalid_json") from error
-    return made
+    return unpacked
 
 
 def _parsed(data: bytes) -> Any:
@@ -165,11 +165,11 @@ def _refusal(error: Mapping[str, Any]) -> ApiError:
 
 def _fault(kind: str, value: Any, message: str, context: Mapping[str, Any]) -> tuple[str, str]:
     """The text that follows a wrong value's path, and the code of the error."""
-    found, code = as_json(value), "invalid_value"
+    shown_value, code = as_json(value), "invalid_value"
     if kind in WORDS:
         return WORDS[kind]
     if kind in NAMED and isinstance(value, str) and MEDIA.fullmatch(value):
-        return f"is {found}; {TEXT_ALONE}", "unsupported_value"
+        return f"is {shown_value}; {TEXT_ALONE}", "unsupported_value"
     if kind in ("too_long", "too_short"):
         many = kind == "too_long"
         bound = f"at most {context['max_length']}" if many else f"at least {context['min_length']}"
@@ -181,7 +181,7 @@ def _fault(kind: str, value: Any, message: str, context: Mapping[str, Any]) -> t
         what, wrong = f"be {message}", kind == base.OF_KIND or not isinstance(value, str)
     else:
         what = "be an object" if kind in OBJECT else message.partition(" should ")[2]
-    return f"is {found}; it must {what}", "invalid_type" if wrong else code
+    return f"is {shown_value}; it must {what}", "invalid_type" if wrong else code
 
 
 # ---------------------------------------------------------------- for the description of the server
@@ -191,18 +191,18 @@ def described(schema: Callable[[], dict[str, Any]], kinds: Collection[type[base.
     """An application's `openapi`, with the kinds of bodies among its schemas."""
 
     def whole() -> dict[str, Any]:
-        found = schema()
-        _, made = models_json_schema(
+        page = schema()
+        _, models = models_json_schema(
             [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
         )
-        schemas = found.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(made["$defs"])
-        return found
+        schemas = page.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(models["$defs"])
+        return page
 
     return whole
 
 
 def taking(kind: type[base.Body]) -> dict[str, Any]:
-    """The part of a route's description that says which body it takes."""
+    """The field of a route's description that says which body it takes."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -270,7 +270,7 @@ class ChatRequest(Formed):
     enable_thinking: bool | None = None
     thinking: ThinkingChoice | None = None
     chat_template_kwargs: Variables | None = None
-    reasoning_format: str | None = None  # "none": reasoning is a part of the content
+    reasoning_format: str | None = None  # "none": reasoning is in the content
     include_reasoning: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None

@@ -1,4 +1,4 @@
-"""Parts of the bodies of all endpoints: kinds of values, sampling options, and forms of the answer."""
+"""Fields of the bodies of all endpoints: kinds of values, sampling options, and forms of the answer."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def named(key: str, allowed: str, default: str = "", **same: str) -> Discriminat
     """The choice among several kinds of objects by the value of `key`; `same` are other words for a kind."""
 
     def tag(value: Any) -> str | None:
-        found = value_of(value, key, default)
-        return f"~{same.get(found, found)}" if isinstance(found, str) else None
+        kind = value_of(value, key, default)
+        return f"~{same.get(kind, kind)}" if isinstance(kind, str) else None
 
     return Discriminator(tag, NAMED[key], allowed)
 
@@ -44,8 +44,8 @@ def value_of(value: Any, key: str, default: str) -> Any:
     """What an object has under a key, null being as nothing; None for what is no object."""
     if not isinstance(value, dict):
         return None
-    found = value.get(key)
-    return default if found is None else found
+    entry = value.get(key)
+    return default if entry is None else entry
 
 
 class Body(BaseModel):
@@ -59,9 +59,9 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def without_nulls(cls, given: Any) -> Any:
+    def without_nulls(cls, body: Any) -> Any:
         """The fields that are not null."""
-        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+        return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class Media(BaseModel, extra="allow"):

@@ -39,9 +39,9 @@ def filling(served: ServedModel, before: str, after: str) -> list[int]:
         words: Mapping[str, int] = tokenizer.get_vocab()
         for marks in FAMILIES:
             if all(mark in words for mark in marks[:3] if mark):
-                parts = [(marks.before, _ids(served, before)), (marks.after, _continued(served, after))]
-                parts = parts[::-1] if marks.after_first else parts
-                ids = [token for mark, text in parts for token in (words[mark], *text)]
+                marked = [(marks.before, _ids(served, before)), (marks.after, _continued(served, after))]
+                marked = marked[::-1] if marks.after_first else marked
+                ids = [token for mark, text in marked for token in (words[mark], *text)]
                 return [*served.model.vocab.first, *ids, *([words[marks.middle]] if marks.middle else [])]
     why = "the target has no tokens to fill in between two texts"
     raise ApiError(
@@ -61,5 +61,5 @@ def _continued(served: ServedModel, text: str) -> list[int]:
     whole, anchor, tokens = _ids(served, text), _ids(served, ANCHOR), served.model.vocab.tokens
     if b"".join(tokens[token] or b"" for token in whole) != b" " + text.encode():
         return whole
-    found = _ids(served, ANCHOR + text)
-    return found[len(anchor) :] if found[: len(anchor)] == anchor else whole
+    ids = _ids(served, ANCHOR + text)
+    return ids[len(anchor) :] if ids[: len(anchor)] == anchor else whole

@@ -82,8 +82,8 @@ def _followed(
     try:
         with served.lock:
             tokens = served.tokens
-        made, places = followed(tokens, schema, strict=strict)
+        compiled, places = followed(tokens, schema, strict=strict)
     except ConfigError as error:
         raise ApiError(400, f"{path} cannot be enforced: {error}", param=path, code="invalid_value") from error
     left_out += [f"{path}.{each}" for each in places]
-    return made
+    return compiled

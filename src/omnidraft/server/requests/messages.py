@@ -60,13 +60,13 @@ def of_chat(body: p.ChatRequest) -> Prompt:
     """The prompt of a chat; raises ApiError for a variable of the template that is none."""
     prompt = Prompt("messages", [])
     for place, message in enumerate(body.messages):
-        made: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
+        entry: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
         if isinstance(message, p.ToolResult):
-            made["tool_call_id"] = message.tool_call_id
+            entry["tool_call_id"] = message.tool_call_id
         if isinstance(message, p.AssistantMessage):
-            _complete(made, message, f"messages[{place}]", prompt)
-        _optional(made, "name", message.name, f"messages[{place}].name", prompt)
-        prompt.messages.append(made)
+            _complete(entry, message, f"messages[{place}]", prompt)
+        _optional(entry, "name", message.name, f"messages[{place}].name", prompt)
+        prompt.messages.append(entry)
     _add_variables(body, prompt)
     _check_end(body, prompt)
     if body.continue_final_message or body.add_generation_prompt is False:
@@ -87,46 +87,46 @@ def _check_end(body: p.ChatRequest, prompt: Prompt) -> None:
 
 def of_response(body: r.ResponseRequest) -> Prompt:
     """The prompt of a response; calls that follow each other are of one message.  Raises as `of_chat` does."""
-    made: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    prompt = Prompt("input", made)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    prompt = Prompt("input", messages)
     thoughts: dict[str, str] = {}  # that wait for the answer which they are of, by path
     for path, item in _items(body.input):
-        before = len(made)
+        before = len(messages)
         if item is None:
             prompt.dropped.append(path)
         elif isinstance(item, r.MessageItem):
-            made.append({"role": _role(item.role), "content": _text(item.content)})
-            _optional(made[-1], "name", item.name, f"{path}.name", prompt)
+            messages.append({"role": _role(item.role), "content": _text(item.content)})
+            _optional(messages[-1], "name", item.name, f"{path}.name", prompt)
         elif isinstance(item, r.CallItem):
-            if not made or made[-1]["role"] != "assistant":
-                made.append({"role": "assistant", "content": ""})
-            made[-1].setdefault("tool_calls", []).append(
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append(
                 _call(item.call_id, r.full_name(item.namespace, item.name), item.arguments)
             )
             prompt.optional.setdefault("tool_calls", []).append(path)
         elif isinstance(item, r.OutputItem):
-            made.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+            messages.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
         elif item.told:
             thoughts[path] = item.told
         else:
             prompt.dropped.append(path)
-        if thoughts and len(made) > before:
-            _reason(made[-1], thoughts, prompt)
+        if thoughts and len(messages) > before:
+            _reason(messages[-1], thoughts, prompt)
             thoughts = {}
     prompt.dropped += thoughts
-    if not made:
+    if not messages:
         raise ApiError(400, "input holds no message: add one", param="input")
     _add_variables(body, prompt)
     return prompt
 
 
-def _items(given: str | Sequence[r.Item]) -> Iterator[tuple[str, r.Known | None]]:
+def _items(items: str | Sequence[r.Item]) -> Iterator[tuple[str, r.Known | None]]:
     """Items with their paths; calls that were run elsewhere as those of functions, and None for what has no text."""
-    if isinstance(given, str):
-        yield "input", r.MessageItem(role="user", content=given)
+    if isinstance(items, str):
+        yield "input", r.MessageItem(role="user", content=items)
         return
-    results = answered(each for each in given if isinstance(each, Replay))
-    for place, item in enumerate(given):
+    results = answered(each for each in items if isinstance(each, Replay))
+    for place, item in enumerate(items):
         path = f"input[{place}]"
         if not isinstance(item, Replay):
             yield path, item
@@ -142,33 +142,33 @@ def _items(given: str | Sequence[r.Item]) -> Iterator[tuple[str, r.Known | None]
             yield path, None
 
 
-def _reason(made: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -> None:
+def _reason(entry: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) -> None:
     """Give an answer the reasoning that comes before it; of another message it has no place."""
-    if made["role"] != "assistant":
+    if entry["role"] != "assistant":
         prompt.dropped += thoughts
         return
-    made["reasoning_content"] = "\n".join(thoughts.values())
+    entry["reasoning_content"] = "\n".join(thoughts.values())
     prompt.optional.setdefault("reasoning_content", []).extend(thoughts)
 
 
-def _complete(made: dict[str, Any], message: p.AssistantMessage, path: str, prompt: Prompt) -> None:
-    """Add the parts of an earlier answer beside its text."""
+def _complete(entry: dict[str, Any], message: p.AssistantMessage, path: str, prompt: Prompt) -> None:
+    """Add what an earlier answer has beside its text."""
     if message.tool_calls:
         calls = [_call(call.id, *call.called) for call in message.tool_calls]
-        _optional(made, "tool_calls", calls, f"{path}.tool_calls", prompt)
-    if message.refusal and made["content"]:
+        _optional(entry, "tool_calls", calls, f"{path}.tool_calls", prompt)
+    if message.refusal and entry["content"]:
         prompt.dropped.append(f"{path}.refusal")
     elif message.refusal:
-        made["content"] = message.refusal
+        entry["content"] = message.refusal
     name = "reasoning" if message.reasoning_content is None else "reasoning_content"
-    _optional(made, "reasoning_content", getattr(message, name), f"{path}.{name}", prompt)
+    _optional(entry, "reasoning_content", getattr(message, name), f"{path}.{name}", prompt)
     if message.reasoning is not None and name != "reasoning":
         prompt.dropped.append(f"{path}.reasoning")
 
 
-def _optional(made: dict[str, Any], key: str, value: Any, path: str, prompt: Prompt) -> None:
+def _optional(entry: dict[str, Any], key: str, value: Any, path: str, prompt: Prompt) -> None:
     if value is not None:
-        made[key] = value
+        entry[key] = value
         prompt.optional.setdefault(key, []).append(path)
 
 
@@ -180,7 +180,7 @@ def _text(content: str | Iterable[p.TextPart | p.RefusalPart | Media] | None) ->
     return (
         content
         if isinstance(content, str)
-        else "\n".join(part.refusal if isinstance(part, p.RefusalPart) else part.text for part in content or ())
+        else "\n".join(each.refusal if isinstance(each, p.RefusalPart) else each.text for each in content or ())
     )
 
 
@@ -215,12 +215,12 @@ def _add_variables(body: p.ChatRequest | r.ResponseRequest, prompt: Prompt) -> N
         prompt.variables[THINKING], prompt.paths[THINKING] = False, prompt.paths[EFFORT]
 
 
-def _add_named(prompt: Prompt, name: str, given: dict[str, Any]) -> None:
+def _add_named(prompt: Prompt, name: str, choices: dict[str, Any]) -> None:
     """A variable under whichever of its names; raises ApiError where they say different things."""
-    given[f"chat_template_kwargs.{name}"] = prompt.variables.get(name)
-    if (found := agreed(given)) is not None:
-        prompt.variables[name] = found
-        prompt.paths[name] = [where for where, value in given.items() if value is not None]
+    choices[f"chat_template_kwargs.{name}"] = prompt.variables.get(name)
+    if (choice := agreed(choices)) is not None:
+        prompt.variables[name] = choice
+        prompt.paths[name] = [where for where, value in choices.items() if value is not None]
 
 
 @cache

@@ -19,7 +19,7 @@ TEXTS = (
 
 
 class Replay(BaseModel, extra="allow"):
-    """A part of a conversation that no other model of it is for: its text is told where it has any."""
+    """An item of a conversation that no other model of it is for: its text is told where it has any."""
 
     type: Annotated[str, Field(min_length=1)]
 

@@ -65,7 +65,7 @@ class OutputItem(Body):
 
 
 class ReasoningPart(BaseModel, extra="allow"):
-    """A part of reasoning; what is no text is not read."""
+    """An entry of reasoning; what is no text is not read."""
 
     text: str | None = None
 

@@ -27,36 +27,37 @@ GUIDED: tuple[tuple[str, Kind], ...] = (
 def form_of(body: base.Formed) -> ResponseFormat | None:
     """The form that a body asks for; None for free text.  Raises ApiError where it asks for two that differ."""
     first = form_of_format(body.response_format, "response_format")
-    found = [] if first is None else [first]
+    forms = [] if first is None else [first]
     for name, kind in GUIDED:
         if (value := getattr(body, name)) is not None and value != "":
-            found.append(_form(kind, value, name))
-    if (given := body.structured_outputs) is not None:
-        own = {kind: getattr(given, "json_" if kind == "json" else kind) for kind in KINDS}
-        found += [_form(kind, own[kind], f"structured_outputs.{kind}") for kind in KINDS if own[kind] is not None]
-        if given.json_object:
-            found.append(ResponseFormat("json", ANY_OBJECT, "structured_outputs.json_object"))
-    if other := next((each for each in found if each.said != found[0].said), None):
-        message = f"{found[0].parameter} and {other.parameter} give the answer different forms: leave one out"
+            forms.append(_form(kind, value, name))
+    if (outputs := body.structured_outputs) is not None:
+        constraints = {kind: getattr(outputs, "json_" if kind == "json" else kind) for kind in KINDS}
+        stated = {kind: value for kind, value in constraints.items() if value is not None}
+        forms += [_form(kind, value, f"structured_outputs.{kind}") for kind, value in stated.items()]
+        if outputs.json_object:
+            forms.append(ResponseFormat("json", ANY_OBJECT, "structured_outputs.json_object"))
+    if other := next((each for each in forms if each.said != forms[0].said), None):
+        message = f"{forms[0].parameter} and {other.parameter} give the answer different forms: leave one out"
         raise ApiError(400, message, param=other.path, code="invalid_value")
-    return max(found, key=lambda each: each.strict, default=None)
+    return max(forms, key=lambda each: each.strict, default=None)
 
 
-def form_of_format(given: Any, path: str) -> ResponseFormat | None:
+def form_of_format(form: Any, path: str) -> ResponseFormat | None:
     """The form that a `response_format` or a response's `text.format` asks for; None for free text."""
-    if isinstance(given, base.ChatSchemaFormat) and given.schema_ is None:
-        name = "json_schema" if given.value is None else "value"
-        given, path = getattr(given, name), f"{path}.{name}"
-        if given is None:
+    if isinstance(form, base.ChatSchemaFormat) and form.schema_ is None:
+        name = "json_schema" if form.value is None else "value"
+        form, path = getattr(form, name), f"{path}.{name}"
+        if form is None:
             raise ApiError(400, f"{path} is missing: give it", param=path, code="missing_required_parameter")
-    if isinstance(given, base.RegexFormat):
-        return ResponseFormat("regex", given.value, f"{path}.value")
-    if isinstance(given, base.ObjectFormat) and given.value is not None:
-        return _form("json", given.value, f"{path}.value")
-    if isinstance(given, base.ObjectFormat | base.ChatSchemaFormat):
-        return ResponseFormat("json", given.schema_ or ANY_OBJECT, f"{path}.schema")
-    if isinstance(given, base.JsonSchema):
-        return ResponseFormat("json", given.schema_, f"{path}.schema", bool(given.strict))
+    if isinstance(form, base.RegexFormat):
+        return ResponseFormat("regex", form.value, f"{path}.value")
+    if isinstance(form, base.ObjectFormat) and form.value is not None:
+        return _form("json", form.value, f"{path}.value")
+    if isinstance(form, base.ObjectFormat | base.ChatSchemaFormat):
+        return ResponseFormat("json", form.schema_ or ANY_OBJECT, f"{path}.schema")
+    if isinstance(form, base.JsonSchema):
+        return ResponseFormat("json", form.schema_, f"{path}.schema", bool(form.strict))
     return None
 
 

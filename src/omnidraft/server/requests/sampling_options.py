@@ -65,13 +65,13 @@ def one_of(body: base.Body, names: Sequence[str]) -> Any:
     return agreed({name: getattr(body, name) for name in names})
 
 
-def agreed(given: Mapping[str, Any]) -> Any:
+def agreed(options: Mapping[str, Any]) -> Any:
     """The value that some parameters have, None where all are None; raises ApiError where two differ."""
-    found = {name: value for name, value in given.items() if value is not None}
-    if len({str(value) for value in found.values()}) > 1:
-        said = " and ".join(f"{name} {as_json(value)}" for name, value in found.items())
-        raise ApiError(400, f"{said} contradict each other: leave one out", param=[*found][-1])
-    return next(iter(found.values()), None)
+    stated = {name: value for name, value in options.items() if value is not None}
+    if len({str(value) for value in stated.values()}) > 1:
+        said = " and ".join(f"{name} {as_json(value)}" for name, value in stated.items())
+        raise ApiError(400, f"{said} contradict each other: leave one out", param=[*stated][-1])
+    return next(iter(stated.values()), None)
 
 
 def length_of(body: base.Options, settings: Serving, default: int, names: Sequence[str]) -> int:

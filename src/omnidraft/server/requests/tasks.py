@@ -30,7 +30,7 @@ from omnidraft.server.running.user_memories import User, digest
 from omnidraft.server.server_settings import Serving
 
 COMPLETION_TOKENS = 16  # as OpenAI's completions have it
-LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
+LENGTH_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict")
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -39,7 +39,7 @@ def chat_tasks(body: p.ChatRequest, served: ServedModel, settings: Serving) -> l
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true: set it", param="top_logprobs")
     prompt, form = of_chat(body), form_of(body)
-    asked = sampling_of(body, settings, settings.max_tokens, *LENGTHS)
+    asked = sampling_of(body, settings, settings.max_tokens, *LENGTH_FIELDS)
     asked["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     _check_count(served, settings, body, asked, 1)
     reasons = body.reasoning_format != "none"
@@ -50,9 +50,9 @@ def chat_tasks(body: p.ChatRequest, served: ServedModel, settings: Serving) -> l
 
 def completion_tasks(body: p.CompletionRequest, served: ServedModel, settings: Serving) -> list[Task]:
     """The tasks of texts to go on with; raises ApiError."""
-    given: Any = body.prompt
-    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-    prompts = {f"prompt[{at}]": each for at, each in enumerate(given)} if several else {"prompt": given}
+    whole: Any = body.prompt
+    several = isinstance(whole, list) and bool(whole) and not isinstance(whole[0], int)
+    prompts = {f"prompt[{at}]": each for at, each in enumerate(whole)} if several else {"prompt": whole}
     asked = sampling_of(body, settings, COMPLETION_TOKENS, "max_tokens", "n_predict")
     asked["logprobs"] = body.logprobs
     form = form_of(body)
@@ -65,9 +65,9 @@ def completion_tasks(body: p.CompletionRequest, served: ServedModel, settings: S
         if not isinstance(prompt, str):
             check_ids(ids, served.model.target.lm.vocab_size, where)
         _check(served, settings, ids, where)
-        found, more = ({}, []) if form is None else grammar_options(served, form, {}, asked, len(ids), None)
+        processors, more = ({}, []) if form is None else grammar_options(served, form, {}, asked, len(ids), None)
         ignored, scores = [*unstreamed(body), *more], bool(body.echo) and body.logprobs is not None
-        task = _task(served, ids, asked | found, body, ignored=ignored, scores=scores)
+        task = _task(served, ids, asked | processors, body, ignored=ignored, scores=scores)
         if body.echo:
             with served.lock:
                 task.echo = prompt if isinstance(prompt, str) else str(served.model.target.tokenizer.decode(ids))
@@ -96,10 +96,10 @@ def _check_count(
 ) -> None:
     """Raise ApiError for more answers than lanes and the queue hold together."""
     greedy = asked.get("temperature", served.model.sampling.temperature) == 0
-    made = prompts * (1 if greedy else body.best_of or body.n or 1)
-    if made > (most := settings.lanes + settings.max_queue):
+    answers = prompts * (1 if greedy else body.best_of or body.n or 1)
+    if answers > (most := settings.lanes + settings.max_queue):
         name = "prompt" if prompts > 1 else "n" if body.best_of is None else "best_of"
-        message = f"{name} asks for {made} answers; at most {most} are made at once: ask for fewer"
+        message = f"{name} asks for {answers} answers; at most {most} are made at once: ask for fewer"
         raise ApiError(400, message, param=name)
 
 
@@ -125,7 +125,7 @@ def _several(task: Task, body: base.Formed) -> Task:
 
 
 def tasks_of(
-    made: dict[str, Any],
+    sent: dict[str, Any],
     kind: type[p.ChatRequest | p.CompletionRequest],
     paths: Paths,
     served: ServedModel,
@@ -134,18 +134,18 @@ def tasks_of(
 ) -> list[Task]:
     """The tasks of a body that another API's was made into; raises ApiError, with the names of that API."""
     try:
-        received = read(made, kind)
+        received = read(sent, kind)
         body = received.body
         if isinstance(body, p.ChatRequest):
-            found = chat_tasks(body, served, settings)
+            tasks = chat_tasks(body, served, settings)
         else:
-            found = completion_tasks(body, served, settings)
+            tasks = completion_tasks(body, served, settings)
     except ApiError as error:
         raise error.at(paths) from error
-    for task in found:
-        own = [renamed(path, paths) for path in (*received.ignored, *task.ignored)]
-        task.ignored = [*dict.fromkeys([*ignored, *own])]
-    return found
+    for task in tasks:
+        renamed_paths = [renamed(path, paths) for path in (*received.ignored, *task.ignored)]
+        task.ignored = [*dict.fromkeys([*ignored, *renamed_paths])]
+    return tasks
 
 
 # ---------------------------------------------------------------- conversations
@@ -181,14 +181,14 @@ def _conversation(
         reading = read(reasons=reasons, forced=tools.forced, said=said)
     strictly = form is None and not tools.forced and tools.strict and bool(functions) and wraps
     followed = tools.forced or form is not None
-    found: tuple[dict[str, Any], list[str]] = ({}, [])
+    compiled: tuple[dict[str, Any], list[str]] = ({}, [])
     if followed or strictly:  # a call that must be comes before the form of other answers
         wanted, calls = None if tools.forced else form, tools.told(functions)
-        found = grammar_options(served, wanted, calls, asked, len(ids), reading.thinking, text=strictly)
-        found[1].extend([form.parameter] if form is not None and tools.forced else [])
+        compiled = grammar_options(served, wanted, calls, asked, len(ids), reading.thinking, text=strictly)
+        compiled[1].extend([form.parameter] if form is not None and tools.forced else [])
     unused = tools.without_effect(functions, followed=followed)
-    asked |= found[0]
-    without = dict.fromkeys([*prompt.dropped, *prompt.unread(served.words), *found[1], *unused, *unstreamed(body)])
+    asked |= compiled[0]
+    without = dict.fromkeys([*prompt.dropped, *prompt.unread(served.words), *compiled[1], *unused, *unstreamed(body)])
     task = _task(served, ids, asked, body, ignored=[*without], marks=reading.marks(served.marks))
     return replace(task, reading=replace(reading, one=tools.parallel is False or tools.forced))
 
@@ -260,15 +260,15 @@ def _task(
     if wrong := [token for token in asked.get("logit_bias", ()) if token >= size]:
         message = f"logit_bias names token {wrong[0]}; the target has ids below {size}: leave it out"
         raise ApiError(400, message, param="logit_bias", code="invalid_value")
-    own = body.omnidraft or base.Extension()
-    if own.sources is not None:
-        extras |= {source: source in own.sources for source in ("drafter", "counts")}
+    extension = body.omnidraft or base.Extension()
+    if extension.sources is not None:
+        extras |= {source: source in extension.sources for source in ("drafter", "counts")}
     return Task(
         served=served,
         ids=ids,
-        options={**asked, "extras": Extras(longest=own.draft_length, **extras)},
+        options={**asked, "extras": Extras(longest=extension.draft_length, **extras)},
         greedy=asked.get("temperature", served.model.sampling.temperature) == 0,
-        trace=bool(own.trace),
+        trace=bool(extension.trace),
         user=User(names=digest(body.user, body.prompt_cache_key, body.safety_identifier, body.cache_salt)),
         ignored=ignored,
     )

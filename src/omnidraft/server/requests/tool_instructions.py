@@ -68,15 +68,15 @@ def in_words(prompt: Prompt) -> Prompt:
     """The prompt with calls as text of the answers that made them, and results as messages of the user."""
     messages: list[dict[str, Any]] = []
     for each in prompt.messages:
-        made = dict(each)
-        if calls := made.pop("tool_calls", None):
+        message = dict(each)
+        if calls := message.pop("tool_calls", None):
             texts = [f"<tool_call>{json.dumps(call['function'], ensure_ascii=False)}</tool_call>" for call in calls]
-            made["content"] = "\n".join([*([made["content"]] if made.get("content") else []), *texts])
-        if made["role"] == "tool":
-            made = {"role": "user", "content": f"<tool_response>{made['content']}</tool_response>"}
-        if messages and made["role"] == messages[-1]["role"] == "user":
-            messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n{made['content']}"}
+            message["content"] = "\n".join([*([message["content"]] if message.get("content") else []), *texts])
+        if message["role"] == "tool":
+            message = {"role": "user", "content": f"<tool_response>{message['content']}</tool_response>"}
+        if messages and message["role"] == messages[-1]["role"] == "user":
+            messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n{message['content']}"}
         else:
-            messages.append(made)
+            messages.append(message)
     optional = {name: paths for name, paths in prompt.optional.items() if name != "tool_calls"}
     return replace(prompt, messages=messages, optional=optional)

@@ -42,29 +42,29 @@ class Tools:
             raise _no_function("tool_choice", self.choice.type)
         if self.choice == "required" and self.others and not self.functions:
             raise _no_function(*next(iter(self.others.items())))
-        found = {
+        functions = {
             path: each.model_dump(exclude={"strict", "type"}, exclude_none=True)
             for path, each in self.functions.items()
             if self.names is None or each.name in self.names
         }
         if isinstance(self.choice, p.AllowedTools) and (
-            unknown := self.choice.names - {f["name"] for f in found.values()}
+            unknown := self.choice.names - {f["name"] for f in functions.values()}
         ):
             why = f"allows {as_json(min(unknown))}, which tools have not"
             raise ApiError(400, f"tool_choice {why}: add it, or leave it out", param="tool_choice")
         if self.forced and not self.functions:
             raise ApiError(400, "tool_choice needs tools: give some, or leave it out", param="tool_choice")
-        if self.forced and not found:
+        if self.forced and not functions:
             raise ApiError(400, "tool_choice names a function that tools have not: add it", param="tool_choice")
-        return found
+        return functions
 
     def told(self, chosen: Collection[str]) -> dict[str, dict[str, Any]]:
         """The functions at these paths as a grammar takes them."""
-        made = {}
+        told = {}
         for path in chosen:
             each = self.functions[path]
-            made[path] = {"name": each.name, "parameters": each.parameters, "strict": bool(each.strict)}
-        return made
+            told[path] = {"name": each.name, "parameters": each.parameters, "strict": bool(each.strict)}
+        return told
 
     @property
     def strict(self) -> bool:
@@ -78,17 +78,17 @@ class Tools:
         """
         shown = bool(chosen)
         if not self.functions and not self.others:
-            found = []
+            unused = []
         elif self.choice == "none" or (self.functions and not chosen):
-            found = ["tools"]
+            unused = ["tools"]
         else:
-            found = [*self.others, *(path.removesuffix(".function") for path in self.functions if path not in chosen)]
+            unused = [*self.others, *(path.removesuffix(".function") for path in self.functions if path not in chosen)]
         if shown:
             # calls that are free keep to no schema where a model writes them in a way of its own
             loose = [] if followed or self.forced else [path for path in chosen if self.functions[path].strict]
-            return [*found, *(f"{path}.strict" for path in loose)]
-        given = {"tool_choice": self.choice == "auto", "parallel_tool_calls": self.parallel is not None}
-        return [*found, *(name for name, there in given.items() if there)]
+            return [*unused, *(f"{path}.strict" for path in loose)]
+        stated = {"tool_choice": self.choice == "auto", "parallel_tool_calls": self.parallel is not None}
+        return [*unused, *(name for name, there in stated.items() if there)]
 
 
 def _no_function(path: str, kind: str) -> ApiError:

@@ -52,9 +52,9 @@ def check(body: Mapping[str, Any], refused: Fixes) -> None:
 
 def _holders(body: Mapping[str, Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The body itself, an object in it, or those of a list in it, each with the beginning of the path to a key."""
-    found: Any = body.get(name.removesuffix("[]")) if name else body
+    value: Any = body.get(name.removesuffix("[]")) if name else body
     if name.endswith("[]"):
-        listed = enumerate(found if isinstance(found, list) else ())
+        listed = enumerate(value if isinstance(value, list) else ())
         yield from ((f"{name[:-1]}{place}].", each) for place, each in listed if isinstance(each, dict))
-    elif isinstance(found, dict):
-        yield f"{name}." if name else "", found
+    elif isinstance(value, dict):
+        yield f"{name}." if name else "", value

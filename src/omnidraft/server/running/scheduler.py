@@ -301,7 +301,7 @@ class Scheduler:
         self._running.append(_Running(task=task, state=state, stream=stream))
 
     def _turn(self, runs: Sequence[_Running]) -> None:
-        """A round of each request, in joint passes, or of a prompt a part; or its end."""
+        """A round of each request, in joint passes, or of a prompt a chunk; or its end."""
         try:
             steps = step_together([run.stream for run in runs])
         except Exception as error:  # noqa: BLE001  of no single request, so that all of them end
@@ -337,8 +337,8 @@ class Scheduler:
 
     def _done(self, run: _Running, now: float) -> None:
         task, result, rounds = run.task, run.stream.result, run.stream.records
-        read, made = len(task.ids) - run.cached, len(rounds[0].emitted)
-        prompt_s = ((run.first or now) - run.began) * read / (read + made)
+        read, written = len(task.ids) - run.cached, len(rounds[0].emitted)
+        prompt_s = ((run.first or now) - run.began) * read / (read + written)
         done = Done(
             result=result,
             cached=run.cached,

@@ -193,7 +193,7 @@ class ServedModel:
             self.series[key].append(value)
 
     def figures(self) -> dict[str, Any]:
-        """The target's part of `/stats`."""
+        """The target's figures in `/stats`."""
         return {
             "id": self.name,
             "drafter": self.drafter,
@@ -214,8 +214,8 @@ class ServedModel:
         with self._reporting:
             if self._report is None:
                 quiet: Log = lambda _: None  # noqa: E731  the server is not told of progress
-                found = inspect_pair(target, drafter, say=quiet, warn=quiet)
-                self._report = asdict(found)
+                inspection = inspect_pair(target, drafter, say=quiet, warn=quiet)
+                self._report = asdict(inspection)
         return self._report
 
 
@@ -263,8 +263,8 @@ def _load(
     try:
         return load(target, drafter, warn=warn, **options), None
     except ModelError as error:
-        own = {"adapt", "profile", *names(LearningOptions)}
-        rest = {name: value for name, value in options.items() if name not in own}
+        options_of_load = {"adapt", "profile", *names(LearningOptions)}
+        rest = {name: value for name, value in options.items() if name not in options_of_load}
         if drafter is None or rest.get("reuse_answers") == "profile":
             raise
         model = load(target, None, warn=warn, **rest)  # raises where it is the target's fault
