@@ -84,7 +84,7 @@ def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, cl
 
 
 def test_the_line_of_claude_code_that_changes_is_no_part_of_the_prompt(server: At) -> None:
-    said = {"model": "m", "max_tokens": 4, "temperature": 0, "messages": user(QUESTION)}
+    said = {"model": "chat", "max_tokens": 4, "temperature": 0, "messages": user(QUESTION)}
     plain = server.post("/v1/messages", said | {"system": [{"type": "text", "text": "Be brief."}]}).json()
     usages = list[int]()
     for number in ("1", "22", "333"):
@@ -95,7 +95,7 @@ def test_the_line_of_claude_code_that_changes_is_no_part_of_the_prompt(server: A
         assert usages[0] == usages[1]
         assert answer["content"] == plain["content"]
     other = [{"type": "text", "text": "Say: x-anthropic-billing-header: none"}]
-    counted = server.post("/v1/messages/count_tokens", {"messages": user(QUESTION), "system": other}).json()
+    counted = server.post("/v1/messages/count_tokens", {"model": "chat", "messages": user(QUESTION), "system": other}).json()
     assert counted["input_tokens"] > usages[0], "a text that names it stays"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,8 +14,9 @@ import pytest
 from anthropic import Anthropic
 from openai import LengthFinishReasonError
 
+from omnidraft.models.transformers_model import TransformersModel
 from support.scripted_target import serving_script
-from support.serving import PATIENT, At, user, with_tools
+from support.serving import PATIENT, At, serving, user, with_tools
 from support.serving import events as events_of
 from support.waiting import WAIT_S
 
@@ -208,3 +210,39 @@ def test_a_response_tells_the_logprobs_of_each_text_once(at: At, number: int) ->
             text = b"".join(bytes(each["bytes"]) for each in event["logprobs"]).decode()
             assert text.strip(">\n ") == event["text"].strip()  # a token may begin before it
     assert deltas
+
+
+# ------------------------------------------------------------ while a prompt is read
+
+
+@pytest.fixture
+def read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read a few ids at a time, and each time is told."""
+    monkeypatch.setattr("omnidraft.server.running.scheduler.PROGRESS_S", 0.0)
+    monkeypatch.setattr(TransformersModel, "chunk", 16)
+
+
+@pytest.mark.usefixtures("read_in_chunks")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": user("moon " * 60), "return_progress": True}),
+        ("/v1/completions", {"prompt": "moon " * 60, "return_progress": True}),
+        ("/completion", {"prompt": "moon " * 60, "n_predict": 4, "return_progress": True}),
+        ("/v1/messages", {"messages": user("moon " * 60)}),
+    ],
+)
+def test_a_stream_tells_how_much_of_a_prompt_is_read(chat: Path, path: str, body: dict[str, Any]) -> None:
+    with serving([chat], options={"draft_length": 0}) as at:
+        found = events_of(at.post(path, {"max_tokens": 4, "temperature": 0, "stream": True} | body))
+        told = [each["prompt_progress"] for each in found if "prompt_progress" in each]
+        assert len(told) > 3
+        total = told[0]["total"]
+        assert [each["processed"] for each in told] == sorted({each["processed"] for each in told})
+        assert all(0 < each["processed"] < total and each["total"] == total and each["cache"] == 0 for each in told)
+        quiet = {name: value for name, value in body.items() if name != "return_progress"}
+        if "return_progress" in body:
+            found = events_of(at.post(path, {"max_tokens": 4, "temperature": 0, "stream": True} | quiet))
+            assert not any("prompt_progress" in each for each in found)
+        whole = at.post(path, {"max_tokens": 4, "temperature": 0} | body).json()
+        assert "prompt_progress" not in whole

@@ -36,6 +36,7 @@ class FakeServer:
     acceptance: float | None = 0.75
     key: str | None = None
     held: int | None = None
+    read: tuple[int, ...] = ()  # tokens of a prompt of 1000 that are read, one event each, before the first round
     refusals: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # answers to the next chats
     loads: int = 0  # that many requests come too early
     breaks_off: str | None = None  # with this error, or an empty one without a word, before the end of the stream
@@ -62,7 +63,11 @@ class FakeServer:
 
     def chunks(self) -> list[dict[str, Any]]:
         """What is streamed: a chunk a round, then the figures."""
-        found = []
+        progress = {"total": 1000, "cache": 0, "time_ms": 2000}
+        found: list[dict[str, Any]] = [
+            {"choices": [{"index": 0, "delta": {}}], "prompt_progress": progress | {"processed": done}}
+            for done in self.read
+        ]
         rounds = [*(("reasoning_content", one) for one in self.thought), *(("content", one) for one in self.rounds)]
         for name, tokens in rounds:
             trace = [{"text": text, "source": source} for text, source in tokens]

@@ -93,6 +93,19 @@ def test_a_prompt_that_is_read_shows_how_long(page: Page, fake: FakeServer) -> N
     assert page.texts(".figures span")[0] == "7 tokens"
 
 
+def test_a_long_prompt_shows_how_much_is_read_and_what_is_left(page: Page, fake: FakeServer) -> None:
+    fake.read, fake.held = (250, 500), 2
+    page.send("Why does the moon have phases?")
+    page.wait(lambda: "about 2 s left" in page.text(".figures"))
+    assert page.text(".figures").startswith("Reading a prompt of 1,000 tokens · ")
+    bar = page.one(".figures progress")
+    assert (bar.get_attribute("max"), bar.get_attribute("value")) == ("1000", "500")
+    assert fake.chats[0]["return_progress"] is True
+    fake.go.set()
+    page.wait_for_answers(1)
+    assert not page.all("progress")
+
+
 def test_files_go_into_the_message(page: Page, fake: FakeServer, tmp_path: Path) -> None:
     chosen = tmp_path / "period.py"
     chosen.write_text('print("```")\n', encoding="utf-8")

@@ -13,7 +13,7 @@ from omnidraft.server.answers.answer import Answer, Delta
 from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.grammars.grammar import Grammar
 from omnidraft.server.requests.bodies import Received
-from omnidraft.server.running.scheduler import Event, Scheduler, Task
+from omnidraft.server.running.scheduler import Event, Progress, Scheduler, Task
 
 QUIET_S = 15.0  # after which a stream says that it is alive: clients and proxies end one that says nothing for a minute
 
@@ -78,8 +78,10 @@ class RequestAnswers:
             answers += (best * n)[:n] if len(group) == 1 else best[:n]
         return answers
 
-    async def deltas(self, quiet_s: float | None = None) -> AsyncIterator[tuple[Answer, Delta | None]]:
+    async def deltas(self, quiet_s: float | None = None) -> AsyncIterator[tuple[Answer, Delta | Progress | None]]:
         """One delta of an answer a round, and one at its end; None after each `quiet_s` seconds without any.
+
+        While a prompt is read, its progress where that is asked for.
 
         Raises ApiError, of the first that fails.
         """
@@ -93,6 +95,9 @@ class RequestAnswers:
                 continue
             if isinstance(event, ApiError):
                 raise event
+            if isinstance(event, Progress):
+                yield answer, event
+                continue
             delta = answer.take(event)
             left -= answer.done is not None
             yield answer, delta
@@ -126,6 +131,10 @@ class Reply(ABC):
     def add(self, answer: Answer, delta: Delta) -> Iterable[bytes]:
         """The events of a stream for a delta."""
 
+    def progress(self, progress: Progress) -> Iterable[bytes]:  # noqa: ARG002
+        """The events of a stream that tell how much of the prompt is read."""
+        return ()
+
     def alive(self) -> bytes:
         """The event of a stream that only says that it goes on."""
         return b": alive\n\n"
@@ -145,7 +154,10 @@ class Reply(ABC):
                 yield each
             said = time.monotonic()
             async for answer, delta in self.batch.deltas(QUIET_S):
-                events = [] if delta is None else [*self.add(answer, delta)]
+                if isinstance(delta, Progress):
+                    events = [*self.progress(delta)]
+                else:
+                    events = [] if delta is None else [*self.add(answer, delta)]
                 if not events and (
                     delta is None or time.monotonic() - said > QUIET_S
                 ):  # long calls are told when whole

@@ -27,12 +27,13 @@ from omnidraft.server.apis.anthropic_bodies import (
     ToolUse,
     joined,
 )
+from omnidraft.server.apis.chat import as_llama_server
 from omnidraft.server.errors import ApiError, of_anthropic
 from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests.bodies import Received, read
 from omnidraft.server.requests.replays import Replay, answered
 from omnidraft.server.requests.tasks import chat_length, tasks_of
-from omnidraft.server.running.scheduler import Task
+from omnidraft.server.running.scheduler import Progress, Task
 from omnidraft.server.running.served_model import ServedModel
 from omnidraft.server.server_settings import Serving
 
@@ -99,6 +100,8 @@ def as_chat(body: MessagesRequest | CountRequest) -> dict[str, Any]:
 def _as_options(body: MessagesRequest) -> dict[str, Any]:
     """The fields that do not change the prompt."""
     options: dict[str, Any] = {}
+    if body.stream:
+        options["return_progress"] = True
     config = body.output_config or OutputConfig()
     if config.effort is not None:
         options["reasoning_effort"] = config.effort
@@ -213,6 +216,9 @@ class Messages(Reply):
 
     def alive(self) -> bytes:
         return _event("ping")
+
+    def progress(self, progress: Progress) -> Iterator[bytes]:
+        yield _event("ping", prompt_progress=as_llama_server(progress))
 
     def end(self) -> Iterator[bytes]:
         yield _event("message_delta", delta=self._end(), usage=self._usage(), **self.answer.beside)

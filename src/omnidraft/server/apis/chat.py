@@ -13,6 +13,7 @@ from omnidraft.server.answers.answer import Answer, Change, Delta, Item, TokenIn
 from omnidraft.server.answers.request_answers import Reply, RequestAnswers, event
 from omnidraft.server.errors import ApiError
 from omnidraft.server.requests.bodies import Received
+from omnidraft.server.running.scheduler import Progress
 
 
 class Choices(Reply):
@@ -32,6 +33,10 @@ class Choices(Reply):
     @abstractmethod
     def choice(self, at: int, answer: Answer) -> dict[str, Any]:
         """A complete answer, with its number."""
+
+    @abstractmethod
+    def nothing(self) -> dict[str, Any]:
+        """A chunk that adds nothing."""
 
     def opening(self, at: int) -> Sequence[dict[str, Any]]:  # noqa: ARG002
         """The chunks before the first one of the answer with this number, once."""
@@ -67,6 +72,9 @@ class Choices(Reply):
         if self._usage:
             yield event(self._head | {"object": self.chunk, "choices": [], "usage": self.usage()})
         yield b"data: [DONE]\n\n"
+
+    def progress(self, progress: Progress) -> Iterator[bytes]:
+        yield self._event(0, self.nothing(), prompt_progress=as_llama_server(progress))
 
     def fail(self, error: ApiError) -> bytes:
         return event(error.body)
@@ -105,6 +113,16 @@ class Choices(Reply):
         return event(chunk if trace is None else chunk | {"omnidraft": trace})
 
 
+def as_llama_server(progress: Progress) -> dict[str, int]:
+    """The progress of a prompt as llama-server tells it; `processed` tokens include those of the cache."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.done,
+        "time_ms": round(1000 * progress.seconds),
+    }
+
+
 class Chat(Choices):
     """Chat completions."""
 
@@ -123,6 +141,9 @@ class Chat(Choices):
             message |= {"content": answer.content or None, "tool_calls": tool_calls}
         logprobs = self._logprobs(answer.logprobs) if answer.task.tells_logprobs else None
         return {"message": message, "logprobs": logprobs, "finish_reason": answer.finish}
+
+    def nothing(self) -> dict[str, Any]:
+        return {"delta": {}}
 
     def opening(self, at: int) -> Sequence[dict[str, Any]]:
         # not before the prompt is read: clients take the time of a first chunk for that of the first token
@@ -161,6 +182,9 @@ class Completion(Choices):
 
     def choice(self, at: int, answer: Answer) -> dict[str, Any]:
         return self._choice(at, answer.content, answer.logprobs, answer)
+
+    def nothing(self) -> dict[str, Any]:
+        return {"text": "", "logprobs": None}
 
     def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:
         repeats = at not in self._begun and self._told[at].task.echo

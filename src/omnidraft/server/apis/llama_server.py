@@ -9,6 +9,7 @@ from typing import Any
 
 from omnidraft.server.answers.answer import Answer, Delta, TokenInfo
 from omnidraft.server.answers.request_answers import Reply, RequestAnswers, event
+from omnidraft.server.apis.chat import as_llama_server
 from omnidraft.server.apis.llama_server_bodies import ExtraText, LlamaCompletion, LlamaInfill
 from omnidraft.server.errors import ApiError, as_json
 from omnidraft.server.grammars.schemas import encodable
@@ -16,7 +17,7 @@ from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests.bodies import Received
 from omnidraft.server.requests.fill_in_middle import filling
 from omnidraft.server.requests.tasks import tasks_of
-from omnidraft.server.running.scheduler import Task
+from omnidraft.server.running.scheduler import Progress, Task
 from omnidraft.server.running.served_model import ServedModel
 from omnidraft.server.server_settings import Serving
 
@@ -154,6 +155,10 @@ class LlamaReply(Reply):
                 chunk = self._head(at, answer, delta.content, delta.tokens, self._made[at]) | {"stop": False}
                 trace = {} if delta.trace is None else {"omnidraft": delta.trace}
                 yield event(chunk | _probabilities(answer, delta.logprobs) | trace)
+
+    def progress(self, progress: Progress) -> Iterator[bytes]:
+        head = self._head(0, self.answer, "", (), 0)
+        yield event(head | {"stop": False, "prompt_progress": as_llama_server(progress)})
 
     def end(self) -> Iterator[bytes]:
         for at, answer in enumerate(self._told):

@@ -41,18 +41,27 @@ export class Answer {
     this.note.hidden = false;
     this.element.ariaBusy = "true";
     this.tools.hidden = true;
+    this.read = null;
+    const bar = element("progress", { ariaLabel: "Part of the prompt that is read" });
     const tick = () => {
+      const { total, cache, processed, time_ms: spent } = this.read ?? {};
       const seconds = ((performance.now() - start) / 1000).toFixed(1);
-      const known = `Reading a prompt of ${count(tokens ?? 0)} · ${seconds} s`;
-      this.note.textContent = tokens === null ? "Reading the prompt …" : known;
+      const length = total ?? tokens;
+      const known = `Reading a prompt of ${count(length ?? 0)} · ${seconds} s`;
+      this.note.textContent = length === null ? "Reading the prompt …" : known;
+      if (!total) return;
+      const left = Math.ceil(((total - processed) * spent) / Math.max(1, processed - cache) / 1000);
+      Object.assign(bar, { max: total, value: processed });
+      this.note.append(`, about ${left} s left `, bar);
     };
     tick();
     this.timer = setInterval(tick, TICK_MS);
   }
 
   /** Take in a chunk of the stream. */
-  add({ choices = [], omnidraft = {} }) {
+  add({ choices = [], omnidraft = {}, prompt_progress: read = null }) {
     const { message } = this;
+    this.read = read ?? this.read;
     const { content = "", reasoning_content = "" } = choices[0]?.delta ?? {};
     message.finish = choices[0]?.finish_reason ?? message.finish;
     if (omnidraft.seconds !== undefined) message.figures = omnidraft;

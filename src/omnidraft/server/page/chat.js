@@ -136,7 +136,7 @@ export class Chat {
     const model = this.model();
     const said = conversation.messages.filter((message) => message !== view.message || goesOn);
     const messages = [...preamble(), ...asRequest(said)];
-    const body = { model, messages, stream: true, ...parameters(), omnidraft: { trace: true } };
+    const body = { model, messages, stream: true, return_progress: true, ...parameters(), omnidraft: { trace: true } };
     if (goesOn) body.continue_final_message = true;
     view.begin(this.#length(model, messages, signal));
     const response = await post("v1/chat/completions", body, signal);

@@ -234,5 +234,6 @@ class Formed(Options):
     guided_grammar: str | None = None
     json_schema: JsonOrText | None = None  # llama.cpp's names of two of them
     grammar: str | None = None
+    return_progress: bool | None = None  # llama-server's: streams tell how much of the prompt is read
     n: Answers | None = None
     best_of: Answers | None = None

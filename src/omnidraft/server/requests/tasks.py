@@ -121,7 +121,7 @@ def _several(task: Task, body: base.Formed) -> Task:
         raise ApiError(400, message, param="best_of", code="unsupported_value")
     if best_of > n and task.options["logprobs"] is None:
         task = replace(task, options={**task.options, "logprobs": 0})
-    return replace(task, n=n, best_of=best_of)
+    return replace(task, n=n, best_of=best_of, tells_progress=bool(body.stream and body.return_progress))
 
 
 def tasks_of(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from omnidraft.verification.round import Round, TokenLogprobs
 
 _log = logging.getLogger("omnidraft")
+PROGRESS_S = 0.5  # between two events that tell how much of a prompt is read
 OPENING = 4  # tokens fewer than these at the end of a prompt may be written otherwise in the next: "<think>" and such
 
 
@@ -57,7 +58,17 @@ class Done:
     learned: Mapping[str, int | float]
 
 
-Event = Told | Done | ApiError
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How much of a prompt is read: tokens in all, those held before, and those that are done, with these."""
+
+    total: int
+    cached: int
+    done: int
+    seconds: float  # since its reading began
+
+
+Event = Told | Done | Progress | ApiError
 
 
 @dataclass(eq=False, kw_only=True)
@@ -76,6 +87,7 @@ class Task:
     best_of: int = 1
     echo: str = ""  # the prompt, where it is to be repeated
     prompt_alone: bool = False  # no token of the answer is told
+    tells_progress: bool = False  # while its prompt is read
     user: User = field(default_factory=User)
     send: Callable[[Event], object] = lambda _: None
     first: Task | None = None  # of the same prompt: once it is read there, this one begins with a copy
@@ -106,6 +118,7 @@ class _Running:
     began: float = field(default_factory=time.monotonic)
     first: float | None = None  # when its first round was over
     made: int = 0  # tokens of its rounds so far
+    told: float = field(default_factory=time.monotonic)  # when its progress was told last
 
     @property
     def cached(self) -> int:
@@ -310,8 +323,17 @@ class Scheduler:
             if step.error is not None:
                 self._running.remove(run)
                 self._failed(run.task, run.state, step.error)
-            elif not step.waits:
+            elif step.waits:
+                self._tell_progress(run)
+            else:
                 self._stepped(run, step.text)
+
+    def _tell_progress(self, run: _Running) -> None:
+        now, task, lane = time.monotonic(), run.task, run.stream.lane
+        if task.tells_progress and now - run.told >= PROGRESS_S:
+            run.told, total = now, len(task.ids)
+            done = total - lane.behind(run.stream.request)
+            task.tell(Progress(total=total, cached=run.cached, done=done, seconds=now - run.began))
 
     def _stepped(self, run: _Running, text: str | None) -> None:
         """Tell a request of its round, or None, of its end."""
