@@ -40,10 +40,10 @@ from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.cost_model import PRIOR_COST
 from omnidraft.errors import ConfigError
-from omnidraft.models.beginnings import Beginnings
 from omnidraft.models.loading import LoadedModel, load_model
 from omnidraft.models.memory import needing
 from omnidraft.models.native.model import unsupported_reason
+from omnidraft.models.prefix_cache import PrefixCache
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 from omnidraft.prompting import Prompt, encode, has_template, usable
 from omnidraft.verification.sampling import GeneratorSampler, Processor
@@ -193,16 +193,16 @@ class OmniDraft:
             self.adaptive.resume(place.policy)
         return Stream(place, request, StopStrings(self.text_after(ids, extras.marks), ends), should_stop or never)
 
-    def lanes(self, count: int, beginnings: Beginnings | None = None) -> list[Lane]:
+    def lanes(self, count: int, prefix_cache: PrefixCache | None = None) -> list[Lane]:
         """Return places for `count` requests on these weights, each with its own KV caches; their rounds take turns.
 
-        All answers are learned from, and all lanes draft with what was learned last.  With `beginnings`, what one lane
-        has read the others need not read.  Raises ConfigError for a count below 1.
+        All answers are learned from, and all lanes draft with what was learned last.  With a `prefix_cache`, what one
+        lane has read the others need not read.  Raises ConfigError for a count below 1.
         """
         if count < 1:
             raise ConfigError(f"count is {count}; it must be at least 1: use 1 or more")
         batch = BatchCosts(PRIOR_COST, count)
-        return [Lane(self, batch, beginnings) for _ in range(count)]
+        return [Lane(self, batch, prefix_cache) for _ in range(count)]
 
     def encode(self, prompt: Prompt, template: Mapping[str, Any] | None = None) -> list[int]:
         """Return a prompt's token ids, its first token included; raises PromptError for one that cannot be used.
@@ -233,7 +233,7 @@ class Lane(lanes_of_models.Lane):
     with that one: of a conversation, the new messages.
     """
 
-    def __init__(self, model: OmniDraft, batch: BatchCosts, beginnings: Beginnings | None) -> None:
+    def __init__(self, model: OmniDraft, batch: BatchCosts, prefix_cache: PrefixCache | None) -> None:
         first = model.lane
         super().__init__(
             model.target.lm,
@@ -245,7 +245,7 @@ class Lane(lanes_of_models.Lane):
             keeps=True,
             learning=model.adaptive,
             teacher_temperature=first.teacher_temperature,
-            beginnings=beginnings,
+            prefix_cache=prefix_cache,
         )
         self._model = model
 

@@ -15,8 +15,8 @@ import pytest
 
 from omnidraft.errors import ConfigError
 from omnidraft.models import block_files
-from omnidraft.models.beginnings import Beginnings, circle_of
 from omnidraft.models.block_files import HEAD, BlockFiles, Header
+from omnidraft.models.prefix_cache import PrefixCache, circle_of
 
 ROOM = 10**8
 
@@ -182,12 +182,12 @@ def test_a_process_that_is_killed_leaves_whole_files(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_found_after_a_restart_and_never_anothers(tmp_path: Path) -> None:
-    from models.test_beginnings import SIZE, Text, found, text
+    from models.test_prefix_cache import SIZE, Text, found, text
 
     ids, circle, other = text(1, 5 * SIZE + 20), circle_of(b"model", b"one"), circle_of(b"model", b"two")
     for turn in range(3):
         files = opened(tmp_path)
-        kept = Beginnings(10**6, files)
+        kept = PrefixCache(10**6, files)
         length = 5 * SIZE + 20 * (turn > 0)
         assert found(kept, ids, circle) == (length if turn else 0)
         assert found(kept, ids, other) == 0
@@ -195,11 +195,11 @@ def test_what_is_kept_is_found_after_a_restart_and_never_anothers(tmp_path: Path
         kept.add(circle, ids, sequence, end=True)
         kept.close()
     files = opened(tmp_path)
-    kept = Beginnings(100, files)
+    kept = PrefixCache(100, files)
     assert found(kept, ids, circle) == len(ids), "also where memory holds but one of them"
     assert kept.nbytes <= 100
     names = sorted(tmp_path.glob("*.kv"), key=lambda path: path.stat().st_size)
     names[0].write_bytes(b"damaged")
-    kept = Beginnings(10**6, opened(tmp_path))
+    kept = PrefixCache(10**6, opened(tmp_path))
     assert found(kept, ids, circle) < len(ids)
     kept.close()

@@ -95,7 +95,9 @@ def test_the_line_of_claude_code_that_changes_is_no_part_of_the_prompt(server: A
         assert usages[0] == usages[1]
         assert answer["content"] == plain["content"]
     other = [{"type": "text", "text": "Say: x-anthropic-billing-header: none"}]
-    counted = server.post("/v1/messages/count_tokens", {"model": "chat", "messages": user(QUESTION), "system": other}).json()
+    counted = server.post(
+        "/v1/messages/count_tokens", {"model": "chat", "messages": user(QUESTION), "system": other}
+    ).json()
     assert counted["input_tokens"] > usages[0], "a text that names it stays"
 
 

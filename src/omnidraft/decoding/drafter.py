@@ -19,8 +19,8 @@ from omnidraft.decoding.passes import Passes
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, Fixed
 from omnidraft.errors import NumericsError
-from omnidraft.models.beginnings import Beginnings, circle_of, common, shares
 from omnidraft.models.language_model import LanguageModel, Read
+from omnidraft.models.prefix_cache import PrefixCache, circle_of, common, shares
 from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
 
 TAIL_IDS = 16  # ids that a drafter reads with the logits after them where others may wait: fewer take as long
@@ -46,7 +46,7 @@ class Drafter:
         self._aligned = False  # in the present draft
         self.counts: Counts | None = None  # none: the network drafts alone
         self.network = True  # False: the counts draft alone
-        self.beginnings: Beginnings | None = None  # of texts that were read elsewhere, of those in the circle
+        self.prefix_cache: PrefixCache | None = None  # of texts that were read elsewhere, of those in the circle
         self.circle = b""
         # of the last draft: passes of the model, the tokens they read, and the tokens drawn from the counts alone
         self.passes = self.read = self.counted = 0
@@ -75,17 +75,17 @@ class Drafter:
 
     def put_away(self) -> None:
         """Let go of the text at its end; what was read of it can be found again."""
-        if self.beginnings is not None and shares(self.sequence):
+        if self.prefix_cache is not None and shares(self.sequence):
             window = self._text[self._base :]
             self.sequence.crop(common(self._cached[: self.sequence.length], window))
-            self.beginnings.add(self._name, window, self.sequence, end=True)
+            self.prefix_cache.add(self._name, window, self.sequence, end=True)
 
     def _adopt(self) -> None:
         """Take over what was read elsewhere of the window, where that is more than is read here."""
-        if self.beginnings is None or not shares(self.sequence):
+        if self.prefix_cache is None or not shares(self.sequence):
             return
         window = self._text[self._base :]
-        blocks, length = self.beginnings.find(self._name, window, self.sequence)
+        blocks, length = self.prefix_cache.find(self._name, window, self.sequence)
         if length > self._agreed:
             self.sequence.adopt(blocks, length)
             self._cached, self._agreed = window[:length], length

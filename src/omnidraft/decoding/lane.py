@@ -17,9 +17,9 @@ from omnidraft.decoding.request import NOTHING_ELSE, Extras, Request
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, OmniDraftError, PromptError
-from omnidraft.models.beginnings import Beginnings, circle_of, common, shares
 from omnidraft.models.forks import ForkLock
 from omnidraft.models.language_model import LanguageModel, check_ids, copies
+from omnidraft.models.prefix_cache import PrefixCache, circle_of, common, shares
 from omnidraft.verification.sampling import Processing, Processor, Sampler
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Lane:
 
     `eos` are the target's token ids that end a text.  With `draft_length` 0 decoding is plain.  With `keeps` the caches
     outlive a request: the next one reads only what follows the beginning that they have in common; a round that fails
-    leaves them empty.  With `beginnings` they go there instead, for all lanes that have these in common.  Several lanes
+    leaves them empty.  With a `prefix_cache` they go there instead, for all lanes that have it in common.  Several lanes
     on the same weights have their lock, by `turns`, and the cost of joint passes, `batch`, in common.  Where
     `teacher_temperature` is set, records hold target distributions at it.
     """
@@ -134,10 +134,10 @@ class Lane:
         keeps: bool = False,
         learning: Learning | None = None,
         teacher_temperature: float | None = None,
-        beginnings: Beginnings | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         self.target = target.new_sequence()
-        self.beginnings = beginnings if shares(self.target) else None
+        self.prefix_cache = prefix_cache if shares(self.target) else None
         self.eos = frozenset(eos)
         self.attached = attached
         self.drafting = drafting or Drafting(draft_length=0)
@@ -214,7 +214,7 @@ class Lane:
             drafter = self.attached.drafter
             drafter.counts = self.counts if request.extras.counts else None  # another may have drafted with it
             drafter.network = request.extras.drafter
-            drafter.beginnings, drafter.circle = self.beginnings, request.extras.circle
+            drafter.prefix_cache, drafter.circle = self.prefix_cache, request.extras.circle
             unread = self.attached.start(prompt, keep=self.keeps, new_tokens=2 * coming, memory=memory)
         self.policy.open(unread, request.end - len(prompt))
         self._ids = prompt
@@ -227,9 +227,14 @@ class Lane:
     def adopt(self, request: Request) -> None:
         """Take over what lanes have read of the prompt, where that is more than this one has."""
         target = self.target
-        if self.beginnings is None or not shares(target) or request.scores is not None or target.length % target.block:
+        if (
+            self.prefix_cache is None
+            or not shares(target)
+            or request.scores is not None
+            or target.length % target.block
+        ):
             return
-        blocks, length = self.beginnings.find(self._circle(request), request.ids, target)
+        blocks, length = self.prefix_cache.find(self._circle(request), request.ids, target)
         if length > target.length:
             target.adopt(blocks, length)
             target.crop(min(length, len(request.ids) - 1))
@@ -237,19 +242,19 @@ class Lane:
     def share(self, request: Request, before: int) -> None:
         """Let other lanes have the blocks that were filled since the target had read `before` ids of a prompt."""
         target = self.target
-        if self.beginnings is None or not shares(target) or request.scores is not None:
+        if self.prefix_cache is None or not shares(target) or request.scores is not None:
             return
         if target.length // target.block > before // target.block:
-            self.beginnings.add(self._circle(request), request.ids, target)
+            self.prefix_cache.add(self._circle(request), request.ids, target)
 
     def _circle(self, request: Request) -> bytes:
         return circle_of(self.target.model.identity, request.extras.circle)
 
     def end(self, request: Request | None = None) -> None:
         """Drop the state of the last request, but keep the caches that the next one may continue."""
-        if request is not None and self.beginnings is not None and shares(self.target):
+        if request is not None and self.prefix_cache is not None and shares(self.target):
             if request.scores is None:
-                self.beginnings.add(self._circle(request), request.ids, self.target, end=True)
+                self.prefix_cache.add(self._circle(request), request.ids, self.target, end=True)
             if self.attached is not None:
                 self.attached.drafter.put_away()
             self.release()

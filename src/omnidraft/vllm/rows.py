@@ -22,8 +22,8 @@ from omnidraft.decoding.passes import run_batched
 from omnidraft.decoding.request import Request
 from omnidraft.decoding.round import Verified, commit, propose
 from omnidraft.draft_length.batch_goodput import BatchCosts
-from omnidraft.models.beginnings import common
 from omnidraft.models.language_model import SingleSequence
+from omnidraft.models.prefix_cache import common
 from omnidraft.verification.drawn import Outcome
 from omnidraft.verification.round import Draft, Round, RoundTimes
 from omnidraft.vllm.pair import RemotePair, fits

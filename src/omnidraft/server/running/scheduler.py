@@ -261,7 +261,7 @@ class Scheduler:
     def _room(self, task: Task | None = None, state: LaneState | None = None) -> bool:
         """True where there is memory for this request, once idle lanes were cleared for it; always where none runs.
 
-        Those that run are counted with all that they may still need; beginnings that are kept have the rest.
+        Those that run are counted with all that they may still need; the prefix cache has the rest.
         """
         limit = int(self._settings.cache_bytes)
         taken = {id(run.state): max(run.state.lane.nbytes, run.task.needs) for run in self._running}
@@ -276,16 +276,16 @@ class Scheduler:
             if total > limit:
                 total -= each.lane.nbytes
                 each.clear()
-        kept = self.served[0].beginnings
-        kept.trim(max(0, limit - sum(taken.values())))
-        self._metrics.cache.set(sum(one.nbytes for one in self.served) + kept.nbytes)
+        cache = self.served[0].prefix_cache
+        cache.trim(max(0, limit - sum(taken.values())))
+        self._metrics.cache.set(sum(one.nbytes for one in self.served) + cache.nbytes)
         return True
 
     def _free_lane(self, task: Task) -> LaneState | None:
         """The free lane whose conversation the prompt goes on with, else that used longest ago; None for none.
 
         A beginning in common, as of one system prompt, is not enough: of what free lanes hold, only the oldest is lost.
-        Lanes of native targets hold nothing between requests: what they read is in `beginnings`.
+        Lanes of native targets hold nothing between requests: what they read is in the prefix cache.
         """
         busy = {id(run.state) for run in self._running}
         free = [state for state in task.served.lanes if id(state) not in busy]
@@ -413,6 +413,6 @@ class Scheduler:
             for one in self.served:
                 stack.callback(one.model.close)
             if self.served:
-                stack.callback(self.served[0].beginnings.close)
+                stack.callback(self.served[0].prefix_cache.close)
             for run in self._running:
                 stack.callback(self._leave, run, "shutdown")

@@ -16,11 +16,11 @@ from omnidraft.api import OmniDraft, load
 from omnidraft.config import LearningOptions, names
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models.beginnings import Beginnings
 from omnidraft.models.block_files import BlockFiles
 from omnidraft.models.language_model import ROOM, copies
 from omnidraft.models.model_files import ModelFiles, content_of, files_of
 from omnidraft.models.native.model import NativeModel
+from omnidraft.models.prefix_cache import PrefixCache
 from omnidraft.server.grammars.grammar import tokens_of
 from omnidraft.server.reading.marks import RegionMarks, marks_of
 from omnidraft.server.running.gain_estimate import Estimate
@@ -55,7 +55,7 @@ class LaneState:
 
 
 class ServedModel:
-    """A target with its lanes, which share `beginnings` with those of other targets; figures are of this process.
+    """A target with its lanes, which share a prefix cache with those of other targets; figures are of this process.
 
     All that touches the lanes is for the model thread; `lock` is held by whoever uses the tokenizer.
     """
@@ -67,12 +67,12 @@ class ServedModel:
         lanes: int,
         sources: tuple[str, str | None],
         memories: Memories,
-        beginnings: Beginnings,
+        prefix_cache: PrefixCache,
     ) -> None:
-        self.name, self.model, self.memories, self.beginnings = name, model, memories, beginnings
+        self.name, self.model, self.memories, self.prefix_cache = name, model, memories, prefix_cache
         self._sources = sources  # target and drafter, as they can be loaded
         self.failure: str | None = None  # of the drafter, where it could not be loaded
-        self.lanes = [LaneState(lane) for lane in model.lanes(lanes, beginnings)]
+        self.lanes = [LaneState(lane) for lane in model.lanes(lanes, prefix_cache)]
         attached = model.lane.attached
         self._token_bytes = model.target.lm.token_bytes + (2 * attached.drafter.model.token_bytes if attached else 0)
         self.lock = threading.Lock()
@@ -234,26 +234,26 @@ def load_all(
         raise ConfigError(f"two targets are called {twice.pop()!r}: give each folder a name of its own")
     source = drafter_for(targets[0], lambda _: None) if drafter == AUTO else drafter
     loaded: list[ServedModel] = []
-    beginnings = _beginnings(settings, warn)
+    prefix_cache = _prefix_cache(settings, warn)
     for name, target in zip(called, targets, strict=True):
         first = loaded[0] if loaded and loaded[0].model.adaptive is not None else None
         model, failure = _load(target, drafter if first is None else first.model, warn, options)
         if settings.api_key:
             model.memory = None  # that of all users together
         memories = Memories(model.lane.drafting, model.memory) if first is None else first.memories
-        loaded.append(ServedModel(name, model, settings.lanes, (target, source), memories, beginnings))
+        loaded.append(ServedModel(name, model, settings.lanes, (target, source), memories, prefix_cache))
         loaded[-1].failure = failure
         if settings.cache_dir is not None:
             loaded[-1].know_models()
     return loaded
 
 
-def _beginnings(settings: Serving, warn: Log) -> Beginnings:
-    """What is read of prompts, in memory, and in the folder of the settings; raises ConfigError for that."""
+def _prefix_cache(settings: Serving, warn: Log) -> PrefixCache:
+    """The prefix cache, in memory and in the folder of the settings; raises ConfigError for that."""
     files = None
     if settings.cache_dir is not None:
         files = BlockFiles(Path(settings.cache_dir).expanduser(), int(settings.cache_gb * GIGABYTE), warn)
-    return Beginnings(int(settings.cache_bytes), files)
+    return PrefixCache(int(settings.cache_bytes), files)
 
 
 def _load(

@@ -1,4 +1,4 @@
-"""Beginnings of texts that were read: what is found again, by whom, and what goes first."""
+"""PrefixCache of texts that were read: what is found again, by whom, and what goes first."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from omnidraft.models.beginnings import WORTH, Beginnings, circle_of, common
 from omnidraft.models.language_model import SingleSequence
+from omnidraft.models.prefix_cache import WORTH, PrefixCache, circle_of, common
 
 SIZE = 32  # ids of a block
 ONE, OTHER = circle_of(b"model", b"one"), circle_of(b"model", b"other")
@@ -53,12 +53,12 @@ def text(seed: int, length: int) -> list[int]:
     return [random.Random(seed).randrange(50) + at for at in range(length)]
 
 
-def read(kept: Beginnings, ids: list[int], circle: bytes = ONE, *, end: bool = True) -> None:
+def read(kept: PrefixCache, ids: list[int], circle: bytes = ONE, *, end: bool = True) -> None:
     sequence: Any = Text(list(ids))
     kept.add(circle, ids, sequence, end=end)
 
 
-def found(kept: Beginnings, ids: list[int], circle: bytes = ONE) -> int:
+def found(kept: PrefixCache, ids: list[int], circle: bytes = ONE) -> int:
     """Length of what is found, whose blocks hold these very ids."""
     sequence: Any = Text()
     blocks, length = kept.find(circle, ids, sequence)
@@ -70,7 +70,7 @@ def found(kept: Beginnings, ids: list[int], circle: bytes = ONE) -> int:
 
 
 def test_the_longest_beginning_is_found_whoever_read_it() -> None:
-    kept = Beginnings(10**6)
+    kept = PrefixCache(10**6)
     ids = text(1, 5 * SIZE + 20)
     assert found(kept, ids) == 0
     read(kept, ids)
@@ -83,7 +83,7 @@ def test_the_longest_beginning_is_found_whoever_read_it() -> None:
 
 
 def test_without_an_end_whole_blocks_alone_are_kept() -> None:
-    kept = Beginnings(10**6)
+    kept = PrefixCache(10**6)
     ids = text(1, 3 * SIZE + WORTH)
     read(kept, ids, end=False)
     assert found(kept, ids) == 3 * SIZE
@@ -92,7 +92,7 @@ def test_without_an_end_whole_blocks_alone_are_kept() -> None:
 
 
 def test_an_end_goes_where_the_text_went_on() -> None:
-    kept = Beginnings(10**6)
+    kept = PrefixCache(10**6)
     ids = text(1, 4 * SIZE)
     for length in (SIZE + WORTH, SIZE + WORTH + 4, 2 * SIZE - 1, 2 * SIZE + 3):
         read(kept, ids[:length])
@@ -104,7 +104,7 @@ def test_an_end_goes_where_the_text_went_on() -> None:
 
 
 def test_another_circle_finds_nothing() -> None:
-    kept = Beginnings(10**6)
+    kept = PrefixCache(10**6)
     ids = text(1, 3 * SIZE)
     read(kept, ids)
     assert found(kept, ids, OTHER) == 0
@@ -114,7 +114,7 @@ def test_another_circle_finds_nothing() -> None:
 
 
 def test_what_was_used_last_stays_and_ends_go_before_beginnings() -> None:
-    kept = Beginnings(1000)
+    kept = PrefixCache(1000)
     first, second = text(1, 5 * SIZE), text(2, 5 * SIZE)
     read(kept, first)
     read(kept, second)
@@ -130,7 +130,7 @@ def test_what_was_used_last_stays_and_ends_go_before_beginnings() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_history_finds_what_was_read_and_never_anything_else(seed: int) -> None:
-    rng, kept = random.Random(seed), Beginnings(2500)
+    rng, kept = random.Random(seed), PrefixCache(2500)
     texts: dict[bytes, list[list[int]]] = {ONE: [], OTHER: []}
     hits = 0
     for _ in range(300):

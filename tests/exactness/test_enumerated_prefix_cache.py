@@ -16,8 +16,8 @@ from exactness.test_planted_faults import PLAIN, Rewrite
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.stream import decode
-from omnidraft.models import beginnings
-from omnidraft.models.beginnings import Beginnings
+from omnidraft.models import prefix_cache
+from omnidraft.models.prefix_cache import PrefixCache
 from omnidraft.verification.sampling import Sampler
 from support.enumeration import (
     EXACT,
@@ -63,7 +63,7 @@ class SharingTable(TableModel):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginnings, "WORTH", 1)
+    monkeypatch.setattr(prefix_cache, "WORTH", 1)
 
 
 def sharing(model: TableModel, name: bytes) -> SharingTable:
@@ -77,13 +77,13 @@ def joint(world: World, k: int, limit: int, held: list[int]) -> Distribution:
     cache = NgramCache(world.table, seed="vocabulary")
 
     def run(draw: Sampler) -> Ids:
-        kept, shared = Beginnings(limit), clone(cache)
+        kept, shared = PrefixCache(limit), clone(cache)
         lanes = []
         for _ in range(2):
             own = replace(world, target=sharing(world.target, b"t"), drafter=sharing(world.drafter, b"d"))
             made = own.lane(shared, draft_length=k)
             model = made.target.model
-            lanes.append(Lane(model, world.vocab.eos, made.attached, made.drafting, keeps=True, beginnings=kept))
+            lanes.append(Lane(model, world.vocab.eos, made.attached, made.drafting, keeps=True, prefix_cache=kept))
         answers = [answer(lane, prompt, draw, held) for lane, prompt in zip(lanes, PROMPTS, strict=True)]
         last = answer(lanes[0], [*PROMPTS[1], *answers[1], 0], draw, held)
         return (*answers[0], *answers[1], *last)
@@ -127,12 +127,12 @@ def test_answers_on_shared_blocks_have_the_targets_joint_distribution(seed: int,
 def test_blocks_that_are_known_by_their_own_ids_alone_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: what came before a block is not looked at."""
     calls: list[str] = []
-    Rewrite(beginnings._name, "before + np", "np")(monkeypatch, calls)
-    kept = Beginnings(100)
+    Rewrite(prefix_cache._name, "before + np", "np")(monkeypatch, calls)
+    kept = PrefixCache(100)
     world = make_world("tiny", 2)
     own = replace(world, target=sharing(world.target, b"t"), drafter=sharing(world.drafter, b"d"))
     made = own.lane(NgramCache(world.table, seed="vocabulary"), draft_length=1)
-    lane = Lane(made.target.model, world.vocab.eos, made.attached, made.drafting, keeps=True, beginnings=kept)
+    lane = Lane(made.target.model, world.vocab.eos, made.attached, made.drafting, keeps=True, prefix_cache=kept)
     next_token = plain_distribution(world)
 
     def run(draw: Sampler) -> Ids:

@@ -13,10 +13,10 @@ from omnidraft.api import Lane, OmniDraft
 from omnidraft.decoding.request import Extras
 from omnidraft.decoding.schedule import step_together
 from omnidraft.decoding.stream import Stream
-from omnidraft.models.beginnings import WORTH, Beginnings
 from omnidraft.models.language_model import Read
 from omnidraft.models.native.model import NativeModel
 from omnidraft.models.native.step import BLOCK
+from omnidraft.models.prefix_cache import WORTH, PrefixCache
 from support.compilers import needs_the_8_bit_step
 from support.reads import watch
 
@@ -57,7 +57,7 @@ def test_a_lane_reads_only_what_no_other_has_read(model: OmniDraft, monkeypatch:
         NativeModel,
         lambda each: read.append(len(each.ids)) if each.sequence.model is model.target.lm else None,
     )
-    first, second = model.lanes(2, Beginnings(ROOM))
+    first, second = model.lanes(2, PrefixCache(ROOM))
     ids = prompt(1, 2 * BLOCK + 100)
     one = asked(first, ids)
     assert sum(read) >= len(ids)
@@ -75,7 +75,7 @@ def test_a_lane_reads_only_what_no_other_has_read(model: OmniDraft, monkeypatch:
 
 
 def test_a_drafter_reads_only_what_no_other_has_read(model: OmniDraft) -> None:
-    first, second = model.lanes(2, Beginnings(ROOM))
+    first, second = model.lanes(2, PrefixCache(ROOM))
     ids = prompt(1, 2 * BLOCK + 100)
     reads = [sum(record.counts.draft_read for record in asked(lane, ids).records) for lane in (first, second)]
     assert reads[0] > 2 * BLOCK
@@ -83,7 +83,7 @@ def test_a_drafter_reads_only_what_no_other_has_read(model: OmniDraft) -> None:
 
 
 def test_who_is_in_another_circle_finds_nothing(model: OmniDraft) -> None:
-    first, second = model.lanes(2, Beginnings(ROOM))
+    first, second = model.lanes(2, PrefixCache(ROOM))
     ids = prompt(2, 2 * BLOCK)
     asked(first, ids, extras=Extras(circle=b"one"))
     other = asked(second, ids, extras=Extras(circle=b"other"))
@@ -105,7 +105,7 @@ def test_what_one_lane_reads_another_takes_over_meanwhile(model: OmniDraft, monk
     read.clear()
     streams = [
         lane.stream([*ids, *end], max_new_tokens=COUNT)
-        for lane, end in zip(model.lanes(3, Beginnings(ROOM)), endings, strict=True)
+        for lane, end in zip(model.lanes(3, PrefixCache(ROOM)), endings, strict=True)
     ]
     while any(step.text is not None or step.waits for step in step_together(streams)):
         pass
@@ -114,7 +114,7 @@ def test_what_one_lane_reads_another_takes_over_meanwhile(model: OmniDraft, monk
 
 
 def test_a_prompt_that_is_left_keeps_what_was_read(model: OmniDraft) -> None:
-    first, second = model.lanes(2, Beginnings(ROOM))
+    first, second = model.lanes(2, PrefixCache(ROOM))
     ids = prompt(4, 3 * BLOCK)
     left = False
     stream = first.stream(ids, max_new_tokens=COUNT, should_stop=lambda: left)
@@ -131,7 +131,7 @@ def test_a_prompt_that_is_left_keeps_what_was_read(model: OmniDraft) -> None:
 
 
 def test_the_log_probabilities_of_a_prompt_read_all_of_it(model: OmniDraft) -> None:
-    (lane,) = model.lanes(1, Beginnings(ROOM))
+    (lane,) = model.lanes(1, PrefixCache(ROOM))
     ids = prompt(5, BLOCK + 40)
     asked(lane, ids)
     scored = asked(lane, ids, logprobs=0, extras=Extras(scores=True))
@@ -140,7 +140,7 @@ def test_the_log_probabilities_of_a_prompt_read_all_of_it(model: OmniDraft) -> N
 
 
 def test_a_failed_round_leaves_nothing_of_its_own(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Beginnings(ROOM)
+    kept = PrefixCache(ROOM)
     (lane,) = model.lanes(1, kept)
     ids = prompt(6, BLOCK + 40)
     true = Read.checked
@@ -159,7 +159,7 @@ def test_a_failed_round_leaves_nothing_of_its_own(model: OmniDraft, monkeypatch:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
 def test_any_history_gives_the_answers_of_a_fresh_model(model: OmniDraft, seed: int) -> None:
     """With edits in the middle, evictions, several lanes at once, answers that are left, and sampled ones."""
-    rng, kept = random.Random(seed), Beginnings(40 * BLOCK * round(model.target.lm.token_bytes))
+    rng, kept = random.Random(seed), PrefixCache(40 * BLOCK * round(model.target.lm.token_bytes))
     lanes = model.lanes(3, kept)
     texts = [prompt(seed * 10 + at, rng.randrange(20, 3 * BLOCK)) for at in range(3)]
     known: dict[tuple[Any, ...], tuple[int, ...]] = {}

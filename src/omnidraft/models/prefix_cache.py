@@ -1,4 +1,4 @@
-"""Beginnings of texts that were read: blocks of KV caches, found again by the ids that they hold, whoever asks.
+"""The prefix cache: blocks of KV caches, found again by the ids that they hold, whoever has read them.
 
 A block holds `block` ids.  Its name is the hash of its ids and of the name of the block before it, so that equal names
 stand for equal texts from the first id on; the first name is that of the model and of a circle of users.  The last
@@ -68,8 +68,8 @@ class _Kept:
     after: set[Digest] = field(default_factory=set)  # names of the blocks that follow
 
 
-class Beginnings:
-    """The blocks of some models, in `limit` bytes of memory, and in `files`; the least recently used go first.
+class PrefixCache:
+    """Blocks of KV caches of some models, in `limit` bytes of memory, and in `files`; the least recently used go first.
 
     For one thread.  `circle` is the name of a model and of those who may share what it has read.
     """
