@@ -36,7 +36,6 @@ from omnidraft.decoding.request import NOTHING_ELSE, Extras
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stream import Generation, Stream
 from omnidraft.defaults import AUTO, drafter_for, sampling_of
-from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.cost_model import PRIOR_COST
 from omnidraft.errors import ConfigError
@@ -45,7 +44,9 @@ from omnidraft.models.memory import needing
 from omnidraft.models.native.model import unsupported_reason
 from omnidraft.models.prefix_cache import PrefixCache
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
-from omnidraft.prompting import Prompt, encode, has_template, usable
+from omnidraft.text.detokenizer import Detokenizer
+from omnidraft.text.prompting import Prompt, encode, has_template, usable
+from omnidraft.text.stop_strings import StopStrings
 from omnidraft.verification.sampling import GeneratorSampler, Processor
 
 __all__ = ["Generation", "Lane", "OmniDraft", "Stream", "assemble", "load"]

@@ -21,8 +21,8 @@ from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter, end_earlier
+from omnidraft.profiles.manifest import Profile
 from omnidraft.profiles.pair_profile import PairProfile, key_of
-from omnidraft.profiles.profile import Profile
 
 SHAPE = ("adapter", "rank")  # settings that decide the tensors of an adapter
 Warn = Callable[[str], None]

@@ -9,7 +9,7 @@ from typing import Any
 from omnidraft.api import Generation, OmniDraft
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import PromptError
-from omnidraft.prompting import has_template, usable
+from omnidraft.text.prompting import has_template, usable
 
 
 class Conversation:

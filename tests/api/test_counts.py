@@ -14,7 +14,7 @@ import omnidraft
 from omnidraft import Generation, OmniDraft, Stream
 from omnidraft.cli import main as cli
 from omnidraft.defaults import AUTO
-from omnidraft.profiles.profile import ANSWER_TOKENS
+from omnidraft.profiles.manifest import ANSWER_TOKENS
 from support.assembling import load_with
 from support.lanes import generate
 from support.learning import drafts

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders
 from transformers import PreTrainedTokenizerFast
 
 from omnidraft.alignment.vocab import Vocab, read_vocab
-from omnidraft.detokenizer import Detokenizer
+from omnidraft.text.detokenizer import Detokenizer
 from support.small_tokenizers import byte_level, sentencepiece, unigram, wrap
 
 

@@ -16,10 +16,10 @@ from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.decoding.round import commit, propose
 from omnidraft.decoding.schedule import DRAFTERS_S, Step, step_together
 from omnidraft.decoding.stream import Stream
-from omnidraft.detokenizer import StopStrings
 from omnidraft.errors import NumericsError
 from omnidraft.models.language_model import Read
 from omnidraft.models.native.model import NativeModel
+from omnidraft.text.stop_strings import StopStrings
 from omnidraft.verification.sampling import Processor
 from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step

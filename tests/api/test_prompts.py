@@ -11,7 +11,7 @@ import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.conversation import Conversation
 from omnidraft.errors import PromptError
-from omnidraft.prompting import encode
+from omnidraft.text.prompting import encode
 from support.models import refused
 
 PROMPT = "hello world"

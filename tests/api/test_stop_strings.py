@@ -10,8 +10,9 @@ import pytest
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.api import OmniDraft
 from omnidraft.decoding.lane import Lane
-from omnidraft.detokenizer import Detokenizer, StopStrings
 from omnidraft.errors import ConfigError
+from omnidraft.text.detokenizer import Detokenizer
+from omnidraft.text.stop_strings import StopStrings
 from support.assembling import load_with
 from support.compilers import needs_the_8_bit_step
 

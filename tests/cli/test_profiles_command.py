@@ -14,7 +14,7 @@ import torch
 
 from omnidraft import storage
 from omnidraft.cli import main as cli
-from omnidraft.profiles.profile import Key
+from omnidraft.profiles.manifest import Key
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 from support.command_line import one_error

@@ -14,7 +14,7 @@ from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.pre_tokenizers import names, split_of
 from omnidraft.models.gguf.tokenizer import build_tokenizer, end_tokens
-from omnidraft.prompting import encode
+from omnidraft.text.prompting import encode
 from support import gguf_tokenizers as made
 from support.models import refused
 

@@ -17,7 +17,7 @@ import torch
 
 from omnidraft import storage
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.profile import PROFILE_FORMAT, Key, Profile, Setting, model_name
+from omnidraft.profiles.manifest import PROFILE_FORMAT, Key, Profile, Setting, model_name
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 from support.small_profiles import KEY, header, made, number_of, numbered, saved, saving_process

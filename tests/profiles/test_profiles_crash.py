@@ -13,7 +13,7 @@ import pytest
 
 from omnidraft import storage
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.profile import Key, Profile
+from omnidraft.profiles.manifest import Key, Profile
 from omnidraft.profiles.profile_file import ProfileFile
 from support.faulty_disk import Killed, KilledDisk, PowerCut, RefusingDisk, install
 from support.small_profiles import KEY, number_of, numbered

@@ -15,7 +15,7 @@ import pytest
 from omnidraft.config import Learning
 from omnidraft.distillation.trainer import Counters
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
-from omnidraft.profiles.profile import Profile
+from omnidraft.profiles.manifest import Profile
 
 WAIT_S = 0.2  # for a thread that has to wait; one that need not would be quicker
 

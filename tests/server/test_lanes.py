@@ -64,7 +64,7 @@ class Clock:
             return time.monotonic() + self.late + per_round * rounds.begun
 
         clock = SimpleNamespace(monotonic=monotonic, time=time.time)
-        monkeypatch.setattr("omnidraft.server.running.scheduler.time", clock)
+        monkeypatch.setattr("omnidraft.server.running.request_queue.time", clock)
 
 
 @contextmanager

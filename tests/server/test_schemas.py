@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from omnidraft.api import OmniDraft
 from omnidraft.errors import ConfigError
 from omnidraft.server.grammars.grammar import ResponseFormat, Thought, answer_grammar, followed, tokens_of
-from omnidraft.server.grammars.schemas import MAX_LISTED, MAX_PARTS, closed
+from omnidraft.server.grammars.json_schemas import MAX_LISTED, MAX_PARTS, closed
 from support.serving import QUESTION, At, user
 
 INTEGER: dict[str, Any] = {"type": "integer"}

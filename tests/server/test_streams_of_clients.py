@@ -218,7 +218,7 @@ def test_a_response_tells_the_logprobs_of_each_text_once(at: At, number: int) ->
 @pytest.fixture
 def read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read a few ids at a time, and each time is told."""
-    monkeypatch.setattr("omnidraft.server.running.scheduler.PROGRESS_S", 0.0)
+    monkeypatch.setattr("omnidraft.server.running.request_queue.PROGRESS_S", 0.0)
     monkeypatch.setattr(TransformersModel, "chunk", 16)
 
 

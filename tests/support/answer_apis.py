@@ -23,7 +23,7 @@ from omnidraft.server.reading.marks import RegionMarks
 from omnidraft.server.requests.bodies import Received, read
 from omnidraft.server.requests.chat_bodies import ChatRequest
 from omnidraft.server.requests.response_bodies import ResponseRequest
-from omnidraft.server.running.scheduler import Done, Told
+from omnidraft.server.running.request_queue import Done, Told
 
 HELLO = [{"role": "user", "content": "Hi."}]
 Said = list[tuple[Any, ...]]

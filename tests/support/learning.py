@@ -24,8 +24,8 @@ from omnidraft.distillation.online_adaptation import Adaptation
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
+from omnidraft.profiles.manifest import Profile
 from omnidraft.profiles.pair_profile import PairProfile
-from omnidraft.profiles.profile import Profile
 from omnidraft.verification.round import Round
 from omnidraft.verification.sampling import GeneratorSampler
 from support.lanes import generate

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors import numpy as arrays_of
 
-from omnidraft.profiles.profile import Key, Profile
+from omnidraft.profiles.manifest import Key, Profile
 from omnidraft.profiles.profile_file import ProfileFile
 
 KEY = Key(

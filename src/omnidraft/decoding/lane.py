@@ -116,8 +116,8 @@ class Lane:
 
     `eos` are the target's token ids that end a text.  With `draft_length` 0 decoding is plain.  With `keeps` the caches
     outlive a request: the next one reads only what follows the beginning that they have in common; a round that fails
-    leaves them empty.  With a `prefix_cache` they go there instead, for all lanes that have it in common.  Several lanes
-    on the same weights have their lock, by `turns`, and the cost of joint passes, `batch`, in common.  Where
+    leaves them empty.  With a `prefix_cache` they go there instead, for all lanes that have it in common.  Several
+    lanes on the same weights have their lock, by `turns`, and the cost of joint passes, `batch`, in common.  Where
     `teacher_temperature` is set, records hold target distributions at it.
     """
 

@@ -23,8 +23,8 @@ from omnidraft.draft_length.simple_policies import DraftLengthPolicy
 from omnidraft.errors import ConfigError, OmniDraftError
 from omnidraft.models.forks import ForkLock
 from omnidraft.models.loading import LoadedModel
+from omnidraft.profiles.manifest import ANSWER_TOKENS, Array, Profile
 from omnidraft.profiles.pair_profile import PairProfile
-from omnidraft.profiles.profile import ANSWER_TOKENS, Array, Profile
 from omnidraft.verification.round import Round
 
 SAVE_EVERY = 8  # updates

@@ -12,7 +12,7 @@ import torch
 from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.errors import ConfigError, ModelError, ProfileError
 from omnidraft.models.loading import LoadedModel
-from omnidraft.profiles.profile import Key, Profile, model_name
+from omnidraft.profiles.manifest import Key, Profile, model_name
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from omnidraft import storage
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.profile import ANSWER_TOKENS, SIZE, Key, LaterFormatError, Manifest, Profile
+from omnidraft.profiles.manifest import ANSWER_TOKENS, SIZE, Key, LaterFormatError, Manifest, Profile
 
 ASIDE = ".aside-"  # and a number
 MAX_HEADER = 100_000_000  # bytes, as safetensors has it

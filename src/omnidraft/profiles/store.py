@@ -9,7 +9,7 @@ from typing import Any
 
 from omnidraft.config import suggestion
 from omnidraft.errors import ProfileError
-from omnidraft.profiles.profile import Key, Manifest
+from omnidraft.profiles.manifest import Key, Manifest
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.storage import data_folder
 

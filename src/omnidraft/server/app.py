@@ -36,7 +36,7 @@ from omnidraft.server.requests import response_bodies as r
 from omnidraft.server.requests import tasks
 from omnidraft.server.requests.bodies import Received, described, parsed, read, receive, taking
 from omnidraft.server.running.metrics import CONTENT_TYPE, Metrics
-from omnidraft.server.running.scheduler import Scheduler, Task
+from omnidraft.server.running.request_queue import Scheduler, Task
 from omnidraft.server.running.served_model import Log, ServedModel
 from omnidraft.server.running.user_memories import KEYLESS
 from omnidraft.server.server_settings import MEGABYTE, Serving

@@ -14,7 +14,7 @@ import uvicorn
 from omnidraft.errors import ConfigError
 from omnidraft.server.app import Server, make_app
 from omnidraft.server.running.metrics import Metrics
-from omnidraft.server.running.scheduler import Scheduler
+from omnidraft.server.running.request_queue import Scheduler
 from omnidraft.server.running.served_model import ServedModel, load_all
 from omnidraft.server.server_settings import Serving
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from omnidraft.server.reading.events import Begin, Event, Reader, Reasoning, Text
 from omnidraft.server.reading.events import End as CallEnd
 from omnidraft.server.reading.json_calls import loaded
-from omnidraft.server.running.scheduler import Done, Task, Told
+from omnidraft.server.running.request_queue import Done, Task, Told
 from omnidraft.verification.round import Round
 
 ENDS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}

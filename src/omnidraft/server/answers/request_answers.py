@@ -13,7 +13,7 @@ from omnidraft.server.answers.answer import Answer, Delta
 from omnidraft.server.errors import ApiError, to_json
 from omnidraft.server.grammars.grammar import Grammar
 from omnidraft.server.requests.bodies import Received
-from omnidraft.server.running.scheduler import Event, Progress, Scheduler, Task
+from omnidraft.server.running.request_queue import Event, Progress, Scheduler, Task
 
 QUIET_S = 15.0  # after which a stream says that it is alive: clients and proxies end one that says nothing for a minute
 

@@ -33,7 +33,7 @@ from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests.bodies import Received, read
 from omnidraft.server.requests.replays import Replay, answered
 from omnidraft.server.requests.tasks import chat_length, tasks_of
-from omnidraft.server.running.scheduler import Progress, Task
+from omnidraft.server.running.request_queue import Progress, Task
 from omnidraft.server.running.served_model import ServedModel
 from omnidraft.server.server_settings import Serving
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from omnidraft.server.grammars.schemas import whole
+from omnidraft.server.grammars.json_schemas import whole
 from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests import fields as base
 from omnidraft.server.requests.replays import Replay

@@ -13,7 +13,7 @@ from omnidraft.server.answers.answer import Answer, Change, Delta, Item, TokenIn
 from omnidraft.server.answers.request_answers import Reply, RequestAnswers, event
 from omnidraft.server.errors import ApiError
 from omnidraft.server.requests.bodies import Received
-from omnidraft.server.running.scheduler import Progress
+from omnidraft.server.running.request_queue import Progress
 
 
 class Choices(Reply):

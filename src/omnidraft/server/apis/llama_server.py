@@ -12,12 +12,12 @@ from omnidraft.server.answers.request_answers import Reply, RequestAnswers, even
 from omnidraft.server.apis.chat import as_llama_server
 from omnidraft.server.apis.llama_server_bodies import ExtraText, LlamaCompletion, LlamaInfill
 from omnidraft.server.errors import ApiError, as_json
-from omnidraft.server.grammars.schemas import encodable
+from omnidraft.server.grammars.json_schemas import encodable
 from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests.bodies import Received
 from omnidraft.server.requests.fill_in_middle import filling
 from omnidraft.server.requests.tasks import tasks_of
-from omnidraft.server.running.scheduler import Progress, Task
+from omnidraft.server.running.request_queue import Progress, Task
 from omnidraft.server.running.served_model import ServedModel
 from omnidraft.server.server_settings import Serving
 

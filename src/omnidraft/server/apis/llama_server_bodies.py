@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from omnidraft.server.grammars.schemas import encodable, whole
+from omnidraft.server.grammars.json_schemas import encodable, whole
 from omnidraft.server.requests import fields as base
 from omnidraft.server.requests.unsupported_parameters import OUT, Fixes, each
 

@@ -16,7 +16,7 @@ from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests import fill_in_middle
 from omnidraft.server.requests.bodies import Received
 from omnidraft.server.requests.tasks import tasks_of
-from omnidraft.server.running.scheduler import Task
+from omnidraft.server.running.request_queue import Task
 from omnidraft.server.running.served_model import ServedModel
 from omnidraft.server.server_settings import Serving
 

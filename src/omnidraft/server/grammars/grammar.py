@@ -18,7 +18,7 @@ from llguidance.hf import from_tokenizer
 from omnidraft.errors import ConfigError
 from omnidraft.server.grammars.gbnf import is_gbnf, rules_of
 from omnidraft.server.grammars.gbnf_to_lark import to_lark
-from omnidraft.server.grammars.schemas import ANNOTATIONS, closed, places, walk
+from omnidraft.server.grammars.json_schemas import ANNOTATIONS, closed, places, walk
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft

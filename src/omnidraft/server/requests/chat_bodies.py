@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
 
-from omnidraft.server.grammars.schemas import encodable
+from omnidraft.server.grammars.json_schemas import encodable
 from omnidraft.server.requests.fields import (
     KINDS,
     MEDIA,

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from omnidraft.server.grammars.schemas import plain, whole
+from omnidraft.server.grammars.json_schemas import plain, whole
 from omnidraft.server.requests.unsupported_parameters import Fixes
 
 OF_KIND, NAMED = "of_kind", {"role": "named_by_role", "type": "named_by_type"}  # errors; their message: what may be

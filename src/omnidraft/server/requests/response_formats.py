@@ -9,7 +9,7 @@ from typing import Any
 
 from omnidraft.server.errors import ApiError
 from omnidraft.server.grammars.grammar import Kind, ResponseFormat
-from omnidraft.server.grammars.schemas import plain
+from omnidraft.server.grammars.json_schemas import plain
 from omnidraft.server.requests import fields as base
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}

@@ -24,7 +24,7 @@ from omnidraft.server.requests.response_formats import form_of, form_of_format
 from omnidraft.server.requests.sampling_options import one_of, sampling_of, unstreamed
 from omnidraft.server.requests.tool_instructions import instructed, of_fewer_roles
 from omnidraft.server.requests.tools import tools_of
-from omnidraft.server.running.scheduler import Task
+from omnidraft.server.running.request_queue import Task
 from omnidraft.server.running.served_model import ServedModel
 from omnidraft.server.running.user_memories import User, digest
 from omnidraft.server.server_settings import Serving
