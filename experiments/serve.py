@@ -71,8 +71,8 @@ class Server:
             [sys.executable, "-m", "omnidraft", "serve", *words, *more], stderr=self._said
         )
         self._users = itertools.count()
-        self._url, self._model, self._tokens = f"http://127.0.0.1:{port}", name_of(target), options.new_tokens
-        self._path = f"{self._url}/v1/chat/completions"
+        self.url, self._model, self._tokens = f"http://127.0.0.1:{port}", name_of(target), options.new_tokens
+        self._path = f"{self.url}/v1/chat/completions"
         self._wait()
         self.tokenizer: Any = load_tokenizer(zoo.resolve(target))
 
@@ -110,7 +110,7 @@ class Server:
 
     def active(self) -> int:
         """Requests that have a lane."""
-        return sum(each["active"] for each in httpx.get(f"{self._url}/stats", timeout=LONGEST_S).json()["models"])
+        return sum(each["active"] for each in httpx.get(f"{self.url}/stats", timeout=LONGEST_S).json()["models"])
 
     def rss(self) -> float:
         """Resident memory of the server in MB."""
@@ -132,7 +132,7 @@ class Server:
         """Wait until the models are loaded; raises OmniDraftError where the server ends."""
         while True:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{self._url}/health", timeout=LONGEST_S).status_code == httpx.codes.OK:
+                if httpx.get(f"{self.url}/health", timeout=LONGEST_S).status_code == httpx.codes.OK:
                     return
             if self._process.poll() is not None:
                 self._said.seek(0)

@@ -266,7 +266,10 @@ def _task(
     return Task(
         served=served,
         ids=ids,
-        options={**asked, "extras": Extras(longest=extension.draft_length, **extras)},
+        options={
+            **asked,
+            "extras": Extras(longest=extension.draft_length, circle=(body.cache_salt or "").encode(), **extras),
+        },
         greedy=asked.get("temperature", served.model.sampling.temperature) == 0,
         trace=bool(extension.trace),
         user=User(names=digest(body.user, body.prompt_cache_key, body.safety_identifier, body.cache_salt)),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from omnidraft.decoding.request import NOTHING_ELSE
 from omnidraft.decoding.schedule import Step, step_together
 from omnidraft.errors import InputError, OmniDraftError
+from omnidraft.models.prefix_cache import circle_of
 from omnidraft.server.errors import ENDING, INTERNAL, LOADING, ApiError, of_input
 from omnidraft.server.reading.choice import Reading
 from omnidraft.server.running.metrics import Metrics
@@ -304,7 +305,8 @@ class Scheduler:
             if run is not None and run.first is not None:
                 state.lane.copy(run.state.lane, len(task.ids) - 1)
             state.used, state.key, state.prompt = self._uses, task.user.key, len(task.ids)
-            extras = replace(task.options.get("extras", NOTHING_ELSE), circle=self._settings.circle(task.user.key))
+            extras = task.options.get("extras", NOTHING_ELSE)
+            extras = replace(extras, circle=circle_of(self._settings.circle(task.user.key), extras.circle))
             memory = task.served.memories.of(task.user)
             options = {**task.options, "extras": extras, "memory": memory}
             stream = state.lane.stream(task.ids, **options, should_stop=lambda: task.cancelled or self._late(task))
