@@ -86,7 +86,7 @@ class Serving(Settings):
     body_timeout_s: float = number(30, "seconds to receive a request in", low=0.1, high=3600, fix="use 30")
     max_cache_mb: float | None = number(
         None,
-        "memory of all KV caches in MB; beyond it idle conversations are dropped and requests wait",
+        "memory of all KV caches in MB; beyond it what was used longest ago is dropped, and requests wait",
         low=0,
         none="a quarter of the machine's memory",
         fix="use 4096",
