@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import omnidraft.decoding.stream
 from experiments import stream_prompts, streams
 from experiments.results import Results, Row
 from experiments.stream_prompts import STREAMS, prompts
@@ -20,7 +21,6 @@ from experiments.tasks import PROMPTS
 from omnidraft.api import OmniDraft
 from omnidraft.bench.compare import Question
 from omnidraft.cli.prompts import read
-from omnidraft.decoding.lane import Lane
 from omnidraft.distillation.inline_trainer import InlineTrainer
 from omnidraft.errors import ConfigError
 from support.project_files import shared
@@ -163,7 +163,7 @@ def test_a_quick_run_and_going_on(
 def test_learning_is_timed_apart(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
-    def takes(seconds: float, kind: type, name: str) -> None:
+    def takes(seconds: float, kind: Any, name: str) -> None:
         act = getattr(kind, name)
 
         def timed(*arguments: object) -> object:
@@ -174,7 +174,7 @@ def test_learning_is_timed_apart(words: list[str], monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(kind, name, timed)
 
     monkeypatch.setattr(streams, "time", SimpleNamespace(perf_counter=lambda: now))
-    takes(0.25, Lane, "verifying")
+    takes(0.25, omnidraft.decoding.stream, "verify")
     takes(8.0, InlineTrainer, "teach")
     assert streams.main([*words, "--prompts", "2"]) == 0
     for row in Results(Path(words[-1]).with_suffix(".jsonl"), "streams").of("answers").values():

@@ -71,7 +71,7 @@ WRONG: list[tuple[type[Body], Any, str, str]] = [  # a kind, a body of it, the p
         "input[0].content[0].type",
         "only text is supported",
     ),
-    (Answered, {"input": [{"type": "function_call", "call_id": "1", "name": "x"}]}, "input[0].arguments", "is missing"),
+    (Answered, {"input": [{"type": "function_call", "name": "x"}]}, "input[0].call_id", "is missing"),
     (Answered, {"input": "x", "metadata": {"a": 5}}, "metadata.a", "is 5; it must be a valid string"),
 ]
 
