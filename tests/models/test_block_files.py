@@ -145,7 +145,7 @@ def test_two_servers_in_one_folder_lose_nothing(tmp_path: Path) -> None:
 
 
 WRITER = """
-import sys
+import sys, time
 from pathlib import Path
 from omnidraft.models.block_files import BlockFiles, Header
 import random
@@ -156,7 +156,9 @@ while True:
     number = number % 200 + 1
     name = bytes([number]) * 32
     files._sizes.pop(name, None)
-    files._waiting.put((Header(name, name, (number,) * 256), memoryview(random.Random(number).randbytes(10**6))))
+    files.put(Header(name, name, (number,) * 256), memoryview(random.Random(number).randbytes(10**6)))
+    while files._waiting_bytes > 5 * 10**6:
+        time.sleep(0.001)
 """
 
 

@@ -202,8 +202,8 @@ class Lane:
         began, prompt, memory = time.perf_counter(), request.ids, request.memory
         # at least one id is read, for its logits
         self.target.crop(min(self.common(prompt), len(prompt) - 1) if self.keeps and request.scores is None else 0)
-        self.adopt(request)
         request.cached = self.target.length
+        self.adopt(request)
         # a text may be one token longer than the context
         coming = min(request.end, self.target.model.context + 1) - len(prompt)
         unread: Sequence[int] = prompt
@@ -235,9 +235,10 @@ class Lane:
         ):
             return
         blocks, length = self.prefix_cache.find(self._circle(request), request.ids, target)
-        if length > target.length:
+        if length > (before := target.length):
             target.adopt(blocks, length)
             target.crop(min(length, len(request.ids) - 1))
+            request.cached += target.length - before
 
     def share(self, request: Request, before: int) -> None:
         """Let other lanes have the blocks that were filled since the target had read `before` ids of a prompt."""

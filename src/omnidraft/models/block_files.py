@@ -25,7 +25,7 @@ MAGIC = b"OMNIKV1\n"  # of files with this layout; any other file in the folder 
 HEAD = struct.Struct("<8s32s32sIQ")  # magic, checksum of what follows, the block before, ids, bytes of keys and values
 SUFFIX = ".kv"
 ABANDONED_S = 3600  # after which what a killed process was writing is removed
-WAITING = 64  # blocks that wait to be written; those beyond are not written
+WAITING_BYTES = 2**30  # of blocks that wait to be written; those beyond are not written
 
 
 class Header(NamedTuple):
@@ -47,7 +47,8 @@ class BlockFiles:
         self._sizes: dict[bytes, int] = {}
         self._used: dict[bytes, float] = {}  # when each was used last, by the clock of the file system
         self._lock = threading.Lock()
-        self._waiting: queue.Queue[tuple[Header, memoryview] | None] = queue.Queue(WAITING)
+        self._waiting: queue.SimpleQueue[tuple[Header, memoryview] | None] = queue.SimpleQueue()
+        self._waiting_bytes = 0
         self._writes = True
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -67,9 +68,11 @@ class BlockFiles:
 
     def put(self, header: Header, data: memoryview) -> None:
         """Write a block in the background; it must not change any more."""
-        if self._writes and header.name not in self._sizes:
-            with suppress(queue.Full):
-                self._waiting.put_nowait((header, data))
+        with self._lock:
+            if not self._writes or header.name in self._sizes or self._waiting_bytes > WAITING_BYTES:
+                return
+            self._waiting_bytes += len(data)
+        self._waiting.put((header, data))
 
     def get(self, header: Header) -> bytes | None:
         """The keys and values of a block; None where they are gone, damaged, or of another text."""
@@ -117,7 +120,9 @@ class BlockFiles:
     def _write(self) -> None:
         while (item := self._waiting.get()) is not None:
             header, data = item
-            if not self._writes:
+            with self._lock:
+                self._waiting_bytes -= len(data)
+            if not self._writes or header.name in self._sizes:  # several answers may have handed it over
                 continue
             try:
                 self._make_room(HEAD.size + 4 * len(header.ids) + len(data))
