@@ -110,3 +110,19 @@ def test_memory_has_a_limit_and_answers_stay_the_same(chat: Path) -> None:
         assert asked(at, system(6), "Why?") == first
         assert asked(at, system(6), "Why?")[2] == first[2]
         assert "omnidraft_kv_cache_bytes 0.0" not in at.get("/metrics").text
+
+
+def test_the_log_says_once_where_prompts_differ_early(
+    chat: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_the_8_bit_step()
+    monkeypatch.setattr("omnidraft.server.running.changed_heads.AGREE", 200)
+    with serving([chat], options=OPTIONS) as at:
+        for day in ("Monday", "Tuesday", "Wednesday"):
+            asked(at, f"Today is {day}. {system(7)}", "Why?")
+        asked(at, system(8), "Why?")
+        assert 'omnidraft_changed_prompt_heads_total{model="chat"} 2.0' in at.get("/metrics").text
+    said = [record.getMessage() for record in caplog.records if "differ at character" in record.getMessage()]
+    assert len(said) == 1
+    assert "Mon" in said[0]
+    assert "Tue" in said[0]

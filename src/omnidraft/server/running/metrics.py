@@ -28,6 +28,9 @@ class Metrics:
         self._proposed = counter("omnidraft_proposed_tokens", "tokens proposed to the target", ["model"])
         self._accepted = counter("omnidraft_accepted_tokens", "of them, accepted", ["model"])
         self._refused = counter("omnidraft_refused_requests", "requests that the full queue refused")
+        self.changed_heads = counter(
+            "omnidraft_changed_prompt_heads", "prompts that differ early and agree in much that follows", ["model"]
+        )
         self.warnings = counter("omnidraft_warnings", "warnings, such as of a profile that is not saved")
         self.queued = gauge("omnidraft_queued_requests", "requests that wait for a lane")
         self.active = gauge("omnidraft_active_requests", "requests that have a lane")

@@ -351,6 +351,7 @@ class Scheduler:
             if run.first is None:
                 run.first, prompt = now, stream.prompt_logprobs
                 self._metrics.began(task.served.name, len(task.ids), run.cached)
+                self._look_at_head(run)
                 self._metrics.first(task.served.name, now - task.born)
             else:
                 task.served.estimate.measure(rounds[-1], len(task.ids) + run.made)
@@ -358,6 +359,16 @@ class Scheduler:
             task.tell(Told(text=text, record=rounds[-1], prompt=prompt))
         if text is None or rounds[-1].finish is not None:
             self._done(run, now)
+
+    def _look_at_head(self, run: _Running) -> None:
+        """Say where a prompt differs early from one before, as nothing behind that can be found again."""
+        served = run.task.served
+        changed = served.heads.look(run.task.user.key, run.task.ids, run.cached)
+        if changed is not None:
+            self._metrics.changed_heads.labels(served.name).inc()
+            if not served.told_of_head:
+                served.told_of_head = True
+                _log.warning("%s: %s", served.name, changed)
 
     def _done(self, run: _Running, now: float) -> None:
         task, result, rounds = run.task, run.stream.result, run.stream.records

@@ -23,6 +23,7 @@ from omnidraft.models.native.model import NativeModel
 from omnidraft.models.prefix_cache import PrefixCache
 from omnidraft.server.grammars.grammar import tokens_of
 from omnidraft.server.reading.marks import RegionMarks, marks_of
+from omnidraft.server.running.changed_heads import ChangedHeads
 from omnidraft.server.running.gain_estimate import Estimate
 from omnidraft.server.running.user_memories import Memories
 from omnidraft.server.server_settings import Serving
@@ -82,8 +83,14 @@ class ServedModel:
         }
         self.learned: dict[str, int | float] = dict(model.learned)
         self.estimate = Estimate()
+        self.told_of_head = False  # that differs early, in the log
+        self.heads = ChangedHeads(self._decoded)
         self._reporting = threading.Lock()
         self._report: dict[str, Any] | None = None
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        with self.lock:
+            return str(self.model.target.tokenizer.decode(list(ids)))
 
     def know_models(self) -> None:
         """Give the models that run natively the identity of their files, by which later runs know them."""
