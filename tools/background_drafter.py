@@ -40,7 +40,7 @@ BATCH = {"qwen2.5-coder-1.5b-instruct.gguf": 24}  # conversations at once, for m
 TURNS = 20  # in which a teacher writes its share, one after another
 CONVERSATION = 8192  # tokens, at most
 SELF_ASKED = 0.15
-BEFORE_TRAINING = 0.08  # of its share that each teacher has written before the first training
+BEFORE_TRAINING = 0.04  # of its share that each teacher has written before the first training
 VOCAB, LAYERS, TRAINED, BATCH_TOKENS, RATE = 16384, (0, 1, 2, 29), 60_000_000, 8192, 1e-3
 MINUTES = 10  # between two lines of the log
 
