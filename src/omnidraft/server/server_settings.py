@@ -88,7 +88,7 @@ class Serving(Settings):
         None,
         "memory of all KV caches in MB; beyond it what was used longest ago is dropped, and requests wait",
         low=0,
-        none="a quarter of the machine's memory",
+        none="a quarter of the machine's memory, at most half of what is free",
         fix="use 4096",
     )
     cache_dir: str | None = _own(
@@ -129,11 +129,13 @@ class Serving(Settings):
         keys = (self.api_key,) if isinstance(self.api_key, str) else self.api_key
         return keys[key].encode() if keys else b""
 
-    @property
-    def cache_bytes(self) -> float:
-        """The limit of all KV caches in bytes."""
+    def cache_bytes(self, held: int = 0) -> int:
+        """The limit of all KV caches in bytes, of which `held` are there."""
         given = self.max_cache_mb
-        return psutil.virtual_memory().total / 4 if given is None else given * MEGABYTE
+        if given is not None:
+            return int(given * MEGABYTE)
+        memory = psutil.virtual_memory()
+        return int(min(memory.total / 4, (memory.available + held) / 2))
 
     @property
     def loopback(self) -> bool:

@@ -264,7 +264,8 @@ class Scheduler:
 
         Those that run are counted with all that they may still need; the prefix cache has the rest.
         """
-        limit = int(self._settings.cache_bytes)
+        cache = self.served[0].prefix_cache
+        limit = self._settings.cache_bytes(cache.nbytes + sum(one.nbytes for one in self.served))
         taken = {id(run.state): max(run.state.lane.nbytes, run.task.needs) for run in self._running}
         if task is not None and state is not None:
             taken[id(state)] = max(state.lane.nbytes, task.needs)
@@ -277,7 +278,6 @@ class Scheduler:
             if total > limit:
                 total -= each.lane.nbytes
                 each.clear()
-        cache = self.served[0].prefix_cache
         cache.trim(max(0, limit - sum(taken.values())))
         self._metrics.cache.set(sum(one.nbytes for one in self.served) + cache.nbytes)
         return True

@@ -260,7 +260,7 @@ def _prefix_cache(settings: Serving, warn: Log) -> PrefixCache:
     files = None
     if settings.cache_dir is not None:
         files = BlockFiles(Path(settings.cache_dir).expanduser(), int(settings.cache_gb * GIGABYTE), warn)
-    return PrefixCache(int(settings.cache_bytes), files)
+    return PrefixCache(settings.cache_bytes(), files)
 
 
 def _load(
