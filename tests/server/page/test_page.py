@@ -43,6 +43,7 @@ def test_an_answer_streams_with_its_sources_and_figures(page: Page, fake: FakeSe
             "model": "target-a",
             "messages": [{"role": "user", "content": "Why?"}],
             "stream": True,
+            "return_progress": True,
             "omnidraft": {"trace": True},
         }
     ]
