@@ -39,7 +39,7 @@ from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.cost_model import PRIOR_COST
 from omnidraft.errors import ConfigError
-from omnidraft.models.loading import LoadedModel, load_model
+from omnidraft.models.loading import LoadedModel, load_drafter, load_model
 from omnidraft.models.memory import needing
 from omnidraft.models.native.model import unsupported_reason
 from omnidraft.models.prefix_cache import PrefixCache
@@ -309,7 +309,7 @@ def assemble(  # noqa: PLR0913  those of `load`
     memory = _memory(drafter, drafting, saved=adapt != "off" and profile is not None)
     loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
-    sampling = sampling_of(loaded.lm.model.generation_config, warn)
+    sampling = sampling_of(loaded.lm.skeleton.generation_config, warn)
     if drafter is None:
         alone = lanes_of_models.Lane(loaded.lm, vocab.eos, None, drafting, keeps=loaded.lm.rows_independent)
         return OmniDraft(loaded, vocab, alone, sampling=sampling, memory=memory)
@@ -317,7 +317,9 @@ def assemble(  # noqa: PLR0913  those of `load`
         helper, shared = shared_drafter(drafter, drafting)
     else:
         name = drafter_for(target, warn) if drafter == AUTO else drafter
-        helper = load_model(zoo.resolve(name), "auto" if dtype == "int8" else dtype, device, warn)
+        light = adapt == "off" and drafting.drafter_backend == "auto"
+        read = load_drafter if light else load_model
+        helper = read(zoo.resolve(name), "auto" if dtype == "int8" else dtype, device, warn)
         shared = SharedDrafter(helper.lm, native_step=drafting.drafter_backend == "auto")
     plan = LearningPlan(adapt=adapt, learning=learning, profile=profile, warn=warn)
     adaptive = attach(loaded, vocab, helper, shared, drafting, plan)

@@ -20,6 +20,8 @@ from omnidraft.distillation.online_adaptation import Adaptation, Learner
 from omnidraft.draft_length.acceptance_head import Head, hidden_size
 from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel
+from omnidraft.models.native.model import NativeModel
+from omnidraft.models.transformers_model import PretrainedModel
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter, end_earlier
 from omnidraft.profiles.manifest import Profile
 from omnidraft.profiles.pair_profile import PairProfile, key_of
@@ -50,8 +52,13 @@ def attach_drafter(
         drafter=Drafter(shared.model),
         context=context,
         cache=make_cache(table, drafting),
-        head=Head(hidden_size(drafter.lm.model)),
+        head=Head(hidden_size_of(drafter.lm)),
     )
+
+
+def hidden_size_of(drafter: PretrainedModel) -> int | None:
+    """Width of the drafter's hidden states, by its config where no class of transformers was loaded."""
+    return int(drafter.skeleton.config.hidden_size) if isinstance(drafter, NativeModel) else hidden_size(drafter.model)
 
 
 def check_precision(target: LoadedModel, warn: Warn) -> None:
@@ -162,7 +169,7 @@ def make_learner(
 def _check(profile: Profile, drafter: LoadedModel, cache: NgramCache) -> None:
     """Raise ModelError unless what was learned fits the drafter and the tokenizers."""
     weights, head = parted(profile.weights)
-    check_fit(dict(drafter.lm.model.named_parameters()), weights)
-    Head(hidden_size(drafter.lm.model)).load_weights(head)
+    check_fit(drafter.lm.parameters(), weights)
+    Head(hidden_size_of(drafter.lm)).load_weights(head)
     if profile.ngrams:
         NgramCache(cache.table).resume(profile.ngrams)

@@ -19,7 +19,7 @@ from omnidraft.cli.main import main
 from omnidraft.config import Sampling
 from omnidraft.decoding.stats import Stats
 from omnidraft.verification.drawn import NextToken, Outcome
-from omnidraft.verification.sampling import softmax, target_processors
+from omnidraft.verification.sampling import processed, softmax, target_processors
 from omnidraft.verification.trie_walk import Walk
 
 SAMPLED = Sampling(temperature=1.0)
@@ -43,7 +43,7 @@ def test_bins_have_the_distribution_of_plain_decoding(model: OmniDraft, sampling
     def after(ids: list[int]) -> np.ndarray:
         with torch.inference_mode():
             logits = model.target.lm.model(torch.tensor([ids])).logits[:, -1].float()
-        return softmax(processors(torch.tensor([ids]), logits)[0])  # type: ignore[arg-type]
+        return softmax(processed(processors, torch.tensor([ids]), logits)[0])
 
     first = after(prompt)
     second = {a: after([*prompt, a]) for a in range(len(first)) if first[a] > 0}

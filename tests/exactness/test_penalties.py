@@ -122,7 +122,7 @@ def test_a_planted_fault_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_scores_that_are_given_stay_as_they_are() -> None:
     scores, ids = torch.zeros(1, 8), torch.tensor([[1, 2, 2]])
-    processing = Processing.of(Sampling(temperature=1.0, **VARIANTS["all"]), prompt=1, eos=(7,))
+    processing = Processing(Sampling(temperature=1.0, **VARIANTS["all"]), prompt=1, eos=(7,))
     for processor in processing.penalties:
         processor(ids, scores)
     assert not scores.any()

@@ -23,7 +23,7 @@ from omnidraft.models.loading import load_model
 from omnidraft.models.native.model import native_of
 from omnidraft.verification.rejection import residual
 from omnidraft.verification.rejection import symbols as verify
-from omnidraft.verification.sampling import GeneratorSampler, softmax, target_processors
+from omnidraft.verification.sampling import GeneratorSampler, processed, softmax, target_processors
 from omnidraft.zoo import names as zoo_names
 from omnidraft.zoo import path as zoo_path
 from support.lanes import Language, lane, language
@@ -45,7 +45,7 @@ def joint_distribution(
 
     def next_distribution(ids: list[int]) -> Probs:
         text.crop(0)
-        scores = processors(torch.tensor([ids]), text.forward(ids, 1).float())  # type: ignore[arg-type]
+        scores = processed(processors, torch.tensor([ids]), text.forward(ids, 1).float())
         return softmax(scores[0])
 
     distribution: Distribution = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def source(request: pytest.FixtureRequest) -> LoadedModel:
 
 @pytest.fixture
 def tokenizer(source: LoadedModel) -> PreTrainedTokenizerBase:
-    return source.tokenizer
+    return cast("PreTrainedTokenizerBase", source.tokenizer)
 
 
 @pytest.fixture

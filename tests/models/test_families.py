@@ -22,8 +22,10 @@ from omnidraft.models.gguf.architectures import ARCHITECTURES
 from omnidraft.models.language_model import Read
 from omnidraft.models.loading import load_model
 from omnidraft.models.native.model import NativeModel, NativeSequence, unsupported_reason
+from omnidraft.models.native.rotary import rotations as rotary_of
 from omnidraft.models.native.step import Int8Group
 from omnidraft.models.safetensors_files import Tensors
+from omnidraft.models.skeleton import Skeleton, shapes_of
 from omnidraft.models.transformers_model import TransformersModel, check_supported
 from support.compilers import compiled_with, needs_the_8_bit_step
 from support.drafts import SIZE, agrees, greedy
@@ -125,6 +127,30 @@ EVERY = pytest.mark.parametrize("name", CASES)
 ONE_EACH = pytest.mark.parametrize("name", FIRST)
 SPREAD = 0.15  # of weights: with larger ones the attention is so sharp that a difference grows from layer to layer
 WITHIN = 2e-3  # of logits, of about 1 and up to 5
+
+
+@EVERY
+def test_rotations_are_those_of_transformers(name: str) -> None:
+    model: Any = source_of(name).model
+    rotary, found = model.model.rotary_emb, rotary_of(model.config)
+    if rotary is None:
+        assert found == {}
+        return
+    made = type(rotary)(config=model.config)
+    kinds = list(getattr(made, "layer_types", [])) if not hasattr(made, "inv_freq") else [""]
+    assert set(found) == set(kinds)
+    for kind in kinds:
+        prefix = f"{kind}_" if kind else ""
+        assert torch.equal(found[kind].frequencies, getattr(made, f"{prefix}inv_freq"))
+        assert found[kind].scaling == getattr(made, f"{prefix}attention_scaling")
+
+
+@EVERY
+def test_tensors_have_the_shapes_of_transformers(name: str) -> None:
+    model = source_of(name).model
+    if model.config.model_type == "granitemoehybrid":  # of no GGUF file, and of sizes of its own
+        return
+    assert shapes_of(BY_CLASS[class_of(name)], model.config) == Skeleton.of(model).shapes
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,13 @@ import pytest
 import torch
 
 from omnidraft.errors import ModelError
+from omnidraft.models.families import BY_CLASS
 from omnidraft.models.gguf.architectures import ARCHITECTURES
+from omnidraft.models.gguf.config import load_light_skeleton
+from omnidraft.models.gguf.native_weights import weights_of
 from omnidraft.models.loading import load_model, load_skeleton
+from omnidraft.models.native.model import NativeModel, unsupported_config
+from omnidraft.models.skeleton import Skeleton
 from support.gguf_models import (
     HEADERS,
     LONG_TEXT,
@@ -78,7 +83,26 @@ def test_a_file_is_the_model_that_it_was_made_of(
     assert close(afresh(loaded.model, TEXT), expected, 1e-5)
     assert close(loaded.new_sequence().forward(TEXT, 1)[0], expected[-1], 1e-5)
     assert loaded.model.config.model_type == model.config.model_type
-    assert set(load_skeleton(path).state_dict()) == set(model.state_dict())
+    skeleton = load_skeleton(path)
+    assert set(skeleton.state_dict()) == set(model.state_dict())
+    check_light(path, Skeleton.of(skeleton))
+
+
+def check_light(path: Path, whole: Skeleton) -> None:
+    """What is made without a class of transformers says the same as that class."""
+    light, native = load_light_skeleton(path), whole.model_class in BY_CLASS
+    assert (light is not None) == native
+    if light is None:
+        return
+    assert (light.model_class, light.shapes) == (whole.model_class, whole.shapes)
+    assert light.num_parameters() == load_skeleton(path).num_parameters()
+    family = BY_CLASS[light.model_class]
+    reasons = [unsupported_config(skeleton.config, family) for skeleton in (light, whole)]
+    assert reasons[0] == reasons[1]
+    if reasons[0] is None:
+        one, other = (NativeModel(each, weights_of(path, each)) for each in (light, whole))
+        assert (one.context, one.eos, one.vocab_size) == (other.context, other.eos, other.vocab_size)
+        assert torch.equal(one.new_sequence().forward(TEXT, 60), other.new_sequence().forward(TEXT, 60))
 
 
 @EVERY

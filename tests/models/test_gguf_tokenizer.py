@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.errors import ModelError
+from omnidraft.models.fast_tokenizer import FastTokenizer
 from omnidraft.models.gguf.pre_tokenizers import names, split_of
-from omnidraft.models.gguf.tokenizer import build_tokenizer, end_tokens
+from omnidraft.models.gguf.tokenizer import _build, build_tokenizer, end_tokens
 from omnidraft.text.prompting import encode
 from support import gguf_tokenizers as made
 from support.models import refused
@@ -47,6 +49,36 @@ def test_every_other_name_is_one_of_these() -> None:
 @pytest.mark.parametrize("name", made.cases())
 def test_tokens_spaces_and_flags_are_those_of_llama_cpp(name: str) -> None:
     assert differing(made.cases()[name], (*made.MARKED, *made.TEXTS), LLAMA["cases"][name]) == []
+
+
+@pytest.mark.parametrize("name", made.cases())
+def test_a_fast_tokenizer_does_what_that_of_transformers_does(name: str) -> None:
+    metadata = made.cases()[name]
+    whole: Any = build_tokenizer(metadata)
+    backend = Tokenizer(models.BPE())
+    fast = FastTokenizer(backend, *_build(backend, metadata))
+    assert (len(fast), fast.get_vocab(), fast.get_added_vocab()) == (
+        len(whole),
+        whole.get_vocab(),
+        whole.get_added_vocab(),
+    )
+    assert fast.special_tokens_map == whole.special_tokens_map
+    assert sorted(fast.all_special_ids) == sorted(whole.all_special_ids)
+    for one in ("bos", "eos", "unk", "pad"):
+        for attribute in (f"{one}_token", f"{one}_token_id"):
+            assert getattr(fast, attribute) == getattr(whole, attribute)
+    for text in (*made.MARKED, *made.TEXTS):
+        for begins in (True, False):
+            ids = fast(text, add_special_tokens=begins)["input_ids"]
+            assert ids == whole(text, add_special_tokens=begins)["input_ids"]
+        for skipped in (True, False):
+            assert fast.decode(ids, skipped) == whole.decode(ids, skip_special_tokens=skipped)
+        assert fast.convert_ids_to_tokens(ids) == whole.convert_ids_to_tokens(ids)
+        assert fast.convert_tokens_to_ids([text, *whole.convert_ids_to_tokens(ids)]) == whole.convert_tokens_to_ids(
+            [text, *whole.convert_ids_to_tokens(ids)]
+        )
+    assert fast(list(made.TEXTS))["input_ids"] == whole(list(made.TEXTS))["input_ids"]
+    assert read_vocab(fast) == read_vocab(whole)
 
 
 @pytest.mark.slow

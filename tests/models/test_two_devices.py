@@ -193,7 +193,7 @@ def test_probabilities_leave_the_device_in_what_it_computes_in() -> None:
     logits = put(torch.randn(3, 50), PLACES["target"])
     assert softmax(logits).shape == (3, 50)
     assert len(largest(logits)) == 3
-    distribution = TargetDistribution(logits, [1, 2], [3, 4], Processing.of(Sampling(temperature=0.8, top_p=0.9)))
+    distribution = TargetDistribution(logits, [1, 2], [3, 4], Processing(Sampling(temperature=0.8, top_p=0.9)))
     assert float(distribution.probs(1).sum()) == pytest.approx(1.0)
     assert spread(logits[0], 1.0)[0] > 0
     head = Head(8)

@@ -66,7 +66,8 @@ def test_greedy_answers_are_those_of_generate(smollm2: Path, home: None) -> None
     for question in QUESTIONS:
         answer = model.generate([{"role": "user", "content": question}], max_new_tokens=24, temperature=0.0)
         ids = torch.tensor([model.encode_message(question)])
-        alone = model.target.lm.model.generate(
+        whole: Any = model.target.lm.model
+        alone = whole.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
         )
         assert list(answer.token_ids) == alone[0, ids.shape[1] :].tolist(), question

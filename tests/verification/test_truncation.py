@@ -170,24 +170,24 @@ def test_the_engine_s_distribution_takes_the_short_way(sampling: Sampling, monke
 
     monkeypatch.setattr(Truncation, "probs", counted)
     for more in ([], [lambda _ids, given: given]):
-        found = TargetDistribution(logits, [5, 6], [7], Processing.of(sampling, more)).probs(1)
+        found = TargetDistribution(logits, [5, 6], [7], Processing(sampling, more)).probs(1)
         assert np.allclose(found, softmax(scores[0]), atol=1e-6)
         assert len(calls) == 1
 
 
 def test_what_is_never_cut_off() -> None:
-    assert Processing.of(Sampling()).warping is None
-    assert Processing.of(Sampling(temperature=0.0, top_k=4)).warping is None
-    warping = Processing.of(Sampling(temperature=0.5)).warping
+    assert Processing(Sampling()).warping is None
+    assert Processing(Sampling(temperature=0.0, top_k=4)).warping is None
+    warping = Processing(Sampling(temperature=0.5)).warping
     assert warping is not None
     assert not warping.cuts
 
 
 def test_temperature_alone_takes_all_rows_at_once() -> None:
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(3))
-    distribution = TargetDistribution(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5)))
+    distribution = TargetDistribution(logits, [1], [2, 3], Processing(Sampling(temperature=0.5)))
     assert [np.allclose(distribution.probs(i), softmax(logits[i] / 0.5), atol=1e-7) for i in range(3)] == [True] * 3
     assert distribution.probs(0).base is distribution.probs(2).base
     logits[1, 7] = torch.nan
     with pytest.raises(NumericsError):
-        TargetDistribution(logits, [1], [2, 3], Processing.of(Sampling(temperature=0.5))).probs(0)
+        TargetDistribution(logits, [1], [2, 3], Processing(Sampling(temperature=0.5))).probs(0)

@@ -28,7 +28,7 @@ from omnidraft.decoding.stream import decode
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import softmax, target_processors
+from omnidraft.verification.sampling import processed, softmax, target_processors
 
 try:
     from scipy import optimize, stats
@@ -81,7 +81,7 @@ def joint_distribution(
 
     def next_probs(ids: list[int]) -> Probs:
         text.crop(0)
-        return softmax(processors(torch.tensor([ids]), text.forward(ids, 1).cpu().float())[0])  # type: ignore[arg-type]
+        return softmax(processed(processors, torch.tensor([ids]), text.forward(ids, 1).cpu().float())[0])
 
     distribution: dict[Text, float] = {}
     first = next_probs(list(prompt))

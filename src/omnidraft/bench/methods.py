@@ -15,6 +15,7 @@ from omnidraft.bench.interleaved import PLAIN, LaneMethod, Method, TimedAnswer, 
 from omnidraft.bench.records import BASELINE
 from omnidraft.config import Drafting, Sampling
 from omnidraft.errors import ConfigError, OmniDraftError
+from omnidraft.models.loading import pretrained_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +37,7 @@ class Transformers:
 
     def __init__(self, name: str, model: OmniDraft, sampling: Sampling, drafter: PreTrainedModel | None = None) -> None:
         self.name = name
-        self.target = model.target.lm.model
+        self.target: Any = model.target.lm.model
         self._eos = sorted(model.lane.eos)
         self._asked: tuple[list[int], int, int] = ([], 0, 0)
         self._tokens: list[int] = []
@@ -50,8 +51,8 @@ class Transformers:
         if drafter is not None and model.drafter is not None:
             self._options |= {
                 "assistant_model": drafter,
-                "tokenizer": model.target.tokenizer,
-                "assistant_tokenizer": model.drafter.tokenizer,
+                "tokenizer": pretrained_tokenizer(model.target),
+                "assistant_tokenizer": pretrained_tokenizer(model.drafter),
             }
 
     def restart(self) -> None:

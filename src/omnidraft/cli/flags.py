@@ -20,6 +20,7 @@ from omnidraft.config import Settings, names, suggestion
 from omnidraft.errors import ConfigError
 from omnidraft.models.interpreter import check_docstrings
 from omnidraft.models.memory import check_libraries
+from omnidraft.models.quiet import silence
 
 if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
@@ -254,14 +255,11 @@ def prepare_libraries(threads: int | None = None) -> None:
     check_docstrings()
     check_libraries()
     import torch
-    from transformers.utils import logging as reports
 
     if threads is not None:
         torch.set_num_threads(threads)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    reports.set_verbosity_error()
-    if not sys.stderr.isatty():
-        reports.disable_progress_bar()
+    silence(bars=sys.stderr.isatty())
 
 
 # ---------------------------------------------------------------- signals

@@ -177,7 +177,7 @@ class Lane:
             prompt=len(prompt),
             end=len(prompt) + max_new_tokens,
             sampling=sampling,
-            processing=Processing.of(sampling, processors, len(prompt), self.eos),
+            processing=Processing(sampling, processors, len(prompt), self.eos),
             draw=draw,
             lazy=bool(processors),
             logprobs=logprobs,

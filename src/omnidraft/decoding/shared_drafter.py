@@ -8,7 +8,7 @@ import torch
 
 from omnidraft.decoding.lane import Turns
 from omnidraft.models.language_model import LanguageModel
-from omnidraft.models.native.model import native_of
+from omnidraft.models.native.model import NativeModel, native_of
 from omnidraft.models.native.weights import PackedWeights, Weights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel, check_drafter
 
@@ -39,7 +39,7 @@ class SharedDrafter:
         check_drafter(source)
         self.source = source
         self.turns = Turns()
-        self._native = native_of(source, drafts=True) if native_step else None
+        self._native = _drafting(source) if native_step else None
 
     @property
     def model(self) -> LanguageModel:
@@ -65,3 +65,8 @@ class SharedDrafter:
         lent = copy.copy(before) if isinstance(before, LentWeights) else LentWeights(self.source)
         lent.load_weights(weights)
         return lent
+
+
+def _drafting(source: PretrainedModel) -> NativeModel | None:
+    """The native model that drafts, None where there is none."""
+    return source if isinstance(source, NativeModel) and source.drafts else native_of(source, drafts=True)

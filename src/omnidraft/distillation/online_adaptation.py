@@ -79,7 +79,7 @@ class Adaptation:
             shared.turns.background.append(learner)
         self._lock = ForkLock()  # of the learner; not that of the turns, which may be held for a whole answer
         self._last: Counters | None = None  # of a learner that has ended
-        self._base = dict(shared.source.model.named_parameters())
+        self._base = shared.source.parameters()
         self._model = shared.model  # that drafts
         self._weights: Weights | PackedWeights | None = None  # that will draft from the next round on
         self.state: Weights = {}

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,16 +17,21 @@ import torch
 from tokenizers import Tokenizer
 
 from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models import drafter_folder
+from omnidraft.models.families import BY_CLASS
+from omnidraft.models.fast_tokenizer import FastTokenizer
 from omnidraft.models.folder_checks import check_class, check_no_adapter, check_no_code, check_quantizer, not_a_model
 from omnidraft.models.gguf import tokenizer as gguf_tokenizer
-from omnidraft.models.gguf.config import SUFFIX, is_gguf, load_config, model_tensors
+from omnidraft.models.gguf.config import SUFFIX, is_gguf, load_config, load_light_skeleton, model_tensors
 from omnidraft.models.gguf.native_weights import weights_of
 from omnidraft.models.interpreter import check_docstrings
 from omnidraft.models.memory import check_free, is_shortage, needing
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
-from omnidraft.models.native.model import NativeModel
+from omnidraft.models.native.model import EMBEDDING, HEAD, NativeModel, unsupported_config
+from omnidraft.models.quiet import silenced
 from omnidraft.models.safetensors_files import Tensors, holds_weights, in_8_bits, lacks_metadata
+from omnidraft.models.skeleton import Skeleton
 from omnidraft.models.transformers_model import (
     SUPPORTED,
     PretrainedModel,
@@ -57,7 +63,7 @@ class LoadedModel:
     """A language model with the tokenizer it came with."""
 
     lm: PretrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any  # a PreTrainedTokenizerBase of transformers, or a FastTokenizer
     name: str  # hub id, or the folder's own name
     dtype_reason: str  # why this dtype was chosen, a phrase
 
@@ -84,6 +90,8 @@ def load_model(
         raise ConfigError(f"dtype is {dtype!r}, which is for targets alone: use auto, float32, bfloat16 or float16")
     place = choose_device(device)
     source, local = locate(name)
+    if verifies and dtype in ("auto", *step.PRECISIONS) and (light := _load_light(source, dtype, place)) is not None:
+        return light
     shown = Path(source).resolve().name if local else source
     skeleton: Any = load_skeleton(name, say)  # checked before gigabytes of weights are read
     chosen, reason = dtype, "asked for"
@@ -108,8 +116,68 @@ def load_model(
     return LoadedModel(lm, tokenizer, shown, reason)
 
 
+def _load_light(source: str, dtype: str, place: torch.device) -> LoadedModel | None:
+    """The model of a GGUF file for the native step, without a class of transformers.
+
+    None where it is no such file, has no native step, or is no faster in it.
+    """
+    if place.type != "cpu" or not is_gguf(source):
+        return None
+    skeleton = load_light_skeleton(Path(source))
+    if skeleton is None or unsupported_config(skeleton.config, BY_CLASS[skeleton.model_class]) is not None:
+        return None
+    check_rotation(skeleton.config, source)
+    reason = "asked for"
+    if dtype == "auto":
+        chosen, reason = _rounded(choose_dtype(place, None, skeleton.num_parameters())[0])
+        if chosen != "int8":
+            return None
+    tokenizer = gguf_tokenizer.load_fast_tokenizer(Path(source))
+    with _room_for_weights(skeleton, source, "int8", place), _reading("weights", source, local=True):
+        weights = weights_of(Path(source), skeleton)
+        load = partial(load_skeleton, source)
+        return LoadedModel(
+            NativeModel(skeleton, weights, name=source, load=load), tokenizer, Path(source).resolve().name, reason
+        )
+
+
+def load_drafter(
+    name: str | Path, dtype: str = "auto", device: str = "auto", say: Callable[[str], None] = _log.info
+) -> LoadedModel:
+    """Load a drafter that does not learn: as `load_model`, but of the native step alone where it has one.
+
+    Then its weights are in 5 bits; the model of transformers is loaded if it is asked for.
+    """
+    source, local = locate(name)
+    place = choose_device(device)
+    light = _light_drafter(Path(source), place, say) if local and place.type == "cpu" and dtype == "auto" else None
+    return light or load_model(name, dtype, device, say)
+
+
+def _light_drafter(folder: Path, place: torch.device, say: Callable[[str], None]) -> LoadedModel | None:
+    """A drafter without a class of transformers; None where its files say too little, or it has no native step."""
+    skeleton, tokenizer = drafter_folder.read_skeleton(folder), drafter_folder.read_tokenizer(folder)
+    if skeleton is None or tokenizer is None or unsupported_config(skeleton.config, BY_CLASS[skeleton.model_class]):
+        return None
+    source = str(folder)
+    precision, reason = choose_dtype(place, None, skeleton.num_parameters())
+    with _room_for_weights(skeleton, source, precision, place), _reading("weights", source, local=True):
+        with Tensors(source, local=True) as tensors:
+            weights = {name: tensors[name].to(getattr(torch, precision)) for name in tensors}
+        if skeleton.config.tie_word_embeddings and EMBEDDING in weights:
+            weights.setdefault(HEAD, weights[EMBEDDING])
+        if {name: tuple(weight.shape) for name, weight in weights.items()} != skeleton.shapes:
+            return None
+
+        def load() -> PreTrainedModel:
+            return load_model(folder, precision, "cpu", say).lm.model
+
+        native = NativeModel(skeleton, weights, drafts=True, name=source, load=load)
+    return LoadedModel(native, tokenizer, folder.resolve().name, reason)
+
+
 def _room_for_weights(
-    skeleton: PreTrainedModel, source: str, precision: str, place: torch.device
+    skeleton: PreTrainedModel | Skeleton, source: str, precision: str, place: torch.device
 ) -> AbstractContextManager[None]:
     """Want of memory for the weights inside is a ModelError; raises it at once where they cannot fit.
 
@@ -269,6 +337,14 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def pretrained_tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model as one of transformers."""
+    known = loaded.tokenizer
+    return (
+        load_tokenizer(loaded.lm.name) if isinstance(known, FastTokenizer) else cast("PreTrainedTokenizerBase", known)
+    )
+
+
 def _restore_pipeline(tokenizer: PreTrainedTokenizerBase, source: str, local: bool) -> None:
     """Split and merge text as tokenizer.json says, of which classes of `transformers` take vocabulary and merges alone.
 
@@ -287,13 +363,10 @@ def _restore_pipeline(tokenizer: PreTrainedTokenizerBase, source: str, local: bo
 @contextmanager
 def _reading(name: str, source: str, local: bool) -> Iterator[None]:
     """Turn any exception inside into a ModelError of one line, and silence the logging of `transformers`."""
-    from transformers.utils import logging
-
     fix = "check the folder's files" if local else "check the name and the connection, or give a folder that exists"
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
     try:
-        yield
+        with silenced():
+            yield
     except ModelError:
         raise
     except Exception as error:  # damaged files raise anything, KeyError and ZeroDivisionError included
@@ -306,8 +379,6 @@ def _reading(name: str, source: str, local: bool) -> Iterator[None]:
         if local and name.endswith(".json") and not any(any(Path(source).glob(each)) for each in (name, *others)):
             raise ModelError(f"folder {source!r} has no {name}: get the complete files of the model") from error
         raise ModelError(f"cannot read the {name} of model {source!r} ({reason}): {fix}") from error
-    finally:
-        logging.set_verbosity(level)
 
 
 def locate(name: str | Path) -> tuple[str, bool]:
@@ -345,6 +416,11 @@ def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bo
     dtype, reason = choose_dtype(device, getattr(model.config, "dtype", None), model.num_parameters())
     if not rounds or _unsupported_reason(model, device) is not None:
         return dtype, reason
+    return _rounded(dtype)
+
+
+def _rounded(dtype: str) -> tuple[str, str]:
+    """The precision of a GGUF file's model and the reason: 8 bits, unless the dtype is faster on this machine."""
     ours, other = (1e3 * step.product_seconds(each, step.threads()) for each in ("int8", dtype))
     measured = f"of a GGUF file, as this cpu takes {ours:.1f} ms for a matrix in 8 bits and {other:.1f} in {dtype}"
     return "int8" if ours < SLOWER * other else dtype, measured

@@ -109,9 +109,12 @@ class Tensors(Mapping[str, torch.Tensor]):
         return [path for path in paths.values() if path is not None]
 
     def _path(self, name: str) -> str | None:
+        if self._local:
+            place = Path(self._source, name)
+            return str(place) if place.is_file() else None
         from transformers.utils.hub import cached_file
 
-        options: dict[str, Any] = {"local_files_only": self._local, "_raise_exceptions_for_missing_entries": False}
+        options: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
         path: str | None = cached_file(self._source, name, **options)
         return path
 

@@ -16,6 +16,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.forks import mind_forks
 from omnidraft.models.language_model import NO_LIMIT, CachedSequence, KVSequence, Read, check_crop
 from omnidraft.models.memory import raise_for_pass
+from omnidraft.models.skeleton import Skeleton
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -44,15 +45,14 @@ TAP = "omnidraft_tap"  # attribute of an output layer
 
 
 class PretrainedModel:
-    """Weights of a model that `transformers` has a class for; raises ModelError where a state cannot be rolled back.
+    """Weights of a model that `transformers` has a class for, and what its `skeleton` says of it."""
 
-    `model` is of that class, and may be a skeleton on the meta device.
-    """
-
+    model: PreTrainedModel
     chunk: int
     shared_chunk: int
     identity: bytes
     lasting = False
+    hybrid = False
     joint: bool
     generates: bool  # `model` has the weights, with which transformers can generate, too
     rows_independent: bool
@@ -60,17 +60,15 @@ class PretrainedModel:
     device: torch.device
     precision: str
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        check_supported(model)
-        self.hybrid = has_states(model)
+    def __init__(self, skeleton: Skeleton, name: str) -> None:
         self.identity = secrets.token_bytes(16)
         mind_forks()
-        config = model.config.get_text_config(decoder=True)
-        self.model = model.eval()
-        self.name = model.name_or_path or type(model).__name__
-        self.vocab_size: int = getattr(model.get_output_embeddings(), "out_features", config.vocab_size)
+        self.skeleton = skeleton
+        self.name = name or skeleton.model_class
+        config = skeleton.config.get_text_config(decoder=True)
+        self.vocab_size: int = config.vocab_size
         self.context = _context(config)
-        self.eos = _eos(model)  # ids that end a sequence
+        self.eos = _eos(skeleton)  # ids that end a sequence
 
     @property
     def token_bytes(self) -> float:
@@ -79,6 +77,10 @@ class PretrainedModel:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights by name, by which the model is known again."""
+        raise NotImplementedError
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The weights that training changes, by name: a head that is the embedding is not among them."""
         raise NotImplementedError
 
     def new_sequence(self, *, hidden: bool = False) -> KVSequence:
@@ -92,13 +94,18 @@ class TransformersModel(PretrainedModel):
     """A `transformers` causal language model, which reads one sequence at a time.
 
     A hybrid is probed with a few ids, once: one that reads several tokens otherwise than one by one has `no_drafts`,
-    and reads what follows the first pass of a text token by token.
+    and reads what follows the first pass of a text token by token.  Raises ModelError where a state cannot be rolled
+    back.  `model` may be on the meta device.
     """
 
     chunk, joint, generates, rows_independent = CHUNK_IDS, False, True, False
 
     def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model)
+        check_supported(model)
+        super().__init__(Skeleton.of(model), model.name_or_path or "")
+        self.model = model.eval()
+        self.hybrid = has_states(model)
+        self.vocab_size = getattr(model.get_output_embeddings(), "out_features", self.vocab_size)
         self.device, self.dtype = model.device, model.dtype
         weights = sum(each.numel() for each in model.parameters())
         # by the model alone, as logits depend on how a prompt is parted
@@ -144,6 +151,9 @@ class TransformersModel(PretrainedModel):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self.model.state_dict())
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return dict(self.model.named_parameters())
 
     def new_cache(self) -> DynamicCache:
         from omnidraft.models.transformers_cache import new_cache
@@ -396,8 +406,8 @@ def _context(config: PreTrainedConfig) -> int:
     return min((int(size) for size in sizes if size), default=NO_LIMIT)
 
 
-def _eos(model: PreTrainedModel) -> tuple[int, ...]:
+def _eos(skeleton: Skeleton) -> tuple[int, ...]:
     """End-of-sequence ids: the generation config's, else the model config's."""
-    sources = (model.generation_config, model.config, model.config.get_text_config(decoder=True))
+    sources = (skeleton.generation_config, skeleton.config, skeleton.config.get_text_config(decoder=True))
     eos = next((ids for source in sources if (ids := getattr(source, "eos_token_id", None)) is not None), ())
     return tuple(eos) if isinstance(eos, list | tuple) else (eos,)

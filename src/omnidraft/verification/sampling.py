@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +15,6 @@ from omnidraft.config import Sampling
 from omnidraft.errors import ConfigError, NumericsError
 from omnidraft.verification.penalties import penalties
 from omnidraft.verification.top_k_top_p import Truncation
-
-if TYPE_CHECKING:
-    from transformers import LogitsProcessorList
 
 Sampler = Callable[[Probs], int]
 """Draws an index with probability proportional to non-negative weights, at least one of them positive."""
@@ -105,52 +103,66 @@ def one_hot(index: int, size: int) -> Probs:
     return probs
 
 
-def target_processors(sampling: Sampling, prompt: int = 0, eos: Collection[int] = ()) -> LogitsProcessorList:
+def target_processors(sampling: Sampling, prompt: int = 0, eos: Collection[int] = ()) -> list[Processor]:
     """Return the logits processors for these settings: where `generate` of transformers has one, its own, in its order.
 
     They are for an answer that follows `prompt` ids, and ends with one of `eos`.
     """
-    from transformers import (
-        LogitsProcessorList,
-        MinPLogitsWarper,
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
-
     chosen: list[Any] = penalties(sampling, prompt, eos)
-    if not sampling.greedy:
-        if sampling.temperature != 1:
-            chosen.append(TemperatureLogitsWarper(float(sampling.temperature)))
-        if sampling.top_k > 0:
-            chosen.append(TopKLogitsWarper(top_k=sampling.top_k))
-        if sampling.top_p < 1:
-            chosen.append(TopPLogitsWarper(top_p=float(sampling.top_p)))
-        if sampling.min_p > 0:
-            chosen.append(MinPLogitsWarper(min_p=sampling.min_p))
-    return LogitsProcessorList(chosen)
+    if sampling.greedy:
+        return chosen
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    if sampling.temperature != 1:
+        chosen.append(TemperatureLogitsWarper(float(sampling.temperature)))
+    if sampling.top_k > 0:
+        chosen.append(TopKLogitsWarper(top_k=sampling.top_k))
+    if sampling.top_p < 1:
+        chosen.append(TopPLogitsWarper(top_p=float(sampling.top_p)))
+    if sampling.min_p > 0:
+        chosen.append(MinPLogitsWarper(min_p=sampling.min_p))
+    return chosen
+
+
+def processed(processors: Sequence[Processor], ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The scores (1, V) that these processors make of those after `ids` (1, T), one after the other."""
+    for processor in processors:
+        scores = processor(ids, scores)
+    return scores
 
 
 @dataclass(frozen=True)
 class Processing:
-    """Processors that turn the target's logits into scores, and the `Truncation` that replaces most of them."""
+    """What turns the target's logits into scores: processors, most of which a `Truncation` can replace.
 
-    processors: Sequence[Processor]
-    from_settings: int  # number of processors made from the settings; the others are the caller's
-    penalties: Sequence[Processor] = ()
-    warping: Truncation | None = None  # temperature, top-k, top-p and min-p, where no processor follows them
+    Those for `sampling` are as `target_processors` is told, and the caller's `more` follow them.
+    """
 
-    @classmethod
-    def of(
-        cls, sampling: Sampling, more: Sequence[Processor] = (), prompt: int = 0, eos: Collection[int] = ()
-    ) -> Processing:
-        """Make the processing for these settings, and `more` processors after it, as `target_processors` is told."""
-        from_settings = target_processors(sampling, prompt, eos)
-        processors = [*from_settings, *more]
-        if sampling.greedy or more:
-            return cls(processors, len(from_settings))
-        warping = Truncation(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        return cls(processors, len(from_settings), penalties(sampling, prompt, eos), warping)
+    sampling: Sampling
+    more: Sequence[Processor] = ()
+    prompt: int = 0
+    eos: Collection[int] = ()
+
+    @cached_property
+    def penalties(self) -> Sequence[Processor]:
+        """The processors before temperature and cuts."""
+        return penalties(self.sampling, self.prompt, self.eos)
+
+    @cached_property
+    def warping(self) -> Truncation | None:
+        """Temperature, top-k, top-p and min-p, where no processor follows them."""
+        one = self.sampling
+        return None if one.greedy or self.more else Truncation(one.temperature, one.top_k, one.top_p, one.min_p)
+
+    @cached_property
+    def processors(self) -> Sequence[Processor]:
+        """All processors; they are made when they are first needed, as most of them are imported then."""
+        return [*target_processors(self.sampling, self.prompt, self.eos), *self.more]
+
+    @property
+    def from_settings(self) -> int:
+        """Number of processors made from the settings; the others are the caller's."""
+        return len(self.processors) - len(self.more)
 
 
 class TargetDistribution:
@@ -172,12 +184,17 @@ class TargetDistribution:
         self._rows: Probs | None = None
         self._length = len(committed)
         self._best: list[int] | None = None
-        self._ids = torch.tensor([[*committed, *proposals]], device=logits.device) if processing.processors else None
+        self._tokens = (committed, proposals)
         self._probs: dict[int, Probs] = {}
+
+    @cached_property
+    def _ids(self) -> torch.Tensor:
+        committed, proposals = self._tokens
+        return torch.tensor([[*committed, *proposals]], device=self._logits.device)
 
     def _scores(self, index: int, processors: Sequence[Processor]) -> torch.Tensor:
         scores = _wide(self._logits[index : index + 1])
-        if self._ids is not None and processors:
+        if processors:
             ids = self._ids[:, : self._length + index]
             for place, processor in enumerate(processors):
                 if place == self._processing.from_settings:  # the caller's may write in place

@@ -13,6 +13,7 @@ from omnidraft.models.gguf.not_gguf import begins_as_gguf
 from omnidraft.models.gguf.split_files import read_header, reading
 from omnidraft.models.gguf.tensors import Source, sources
 from omnidraft.models.gguf.tokenizer import end_tokens
+from omnidraft.models.skeleton import Skeleton, skeleton_of
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -44,13 +45,31 @@ def load_config(path: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
     from transformers import AutoConfig, GenerationConfig
 
     with reading(path):
-        header = read_header(path)
-        values = dict(describe(header).config)
-        values["bos_token_id"] = header.metadata.get("tokenizer.ggml.bos_token_id")
+        values, generation = _values(path)
+        ends = values.pop("eos_token_id")
         config = AutoConfig.for_model(values.pop("model_type"), **values)
-        config.eos_token_id = end_tokens(header.metadata)
-        ends = {"eos_token_id": config.eos_token_id, "bos_token_id": config.bos_token_id}
-        return config, GenerationConfig(**_sampling(header.metadata), **ends)
+        config.eos_token_id = ends
+        return config, GenerationConfig(**generation)
+
+
+def load_light_skeleton(path: Path) -> Skeleton | None:
+    """The skeleton of a file's model without its class of transformers, by the header alone; raises ModelError.
+
+    None for a model that is of no family of the native step.
+    """
+    with reading(path):
+        return skeleton_of(*_values(path))
+
+
+def _values(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of the config and of the generation config."""
+    header = read_header(path)
+    values = dict(describe(header).config)
+    ends = {
+        "eos_token_id": end_tokens(header.metadata),
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+    }
+    return values | ends, _sampling(header.metadata) | ends
 
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,9 +91,8 @@ def read_keys(path: Path) -> KeyReport:
         return describe(read_header(path)).keys
 
 
-def model_tensors(path: Path, skeleton: PreTrainedModel) -> list[Source]:
+def model_tensors(path: Path, skeleton: PreTrainedModel | Skeleton) -> list[Source]:
     """Return the source of each tensor of the model; raises ModelError unless the file has exactly those."""
     with reading(path):
         header = read_header(path)
-        shapes = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
-        return sources(header, describe(header), shapes)
+        return sources(header, describe(header), Skeleton.of(skeleton).shapes)

@@ -21,6 +21,7 @@ from omnidraft.models.gguf.split_files import forget_headers, naming, read_heade
 from omnidraft.models.gguf.tensors import Source, check_unchanged, read, rows_in, source_rows
 from omnidraft.models.memory import check_free
 from omnidraft.models.native.packed_matrices import FLOAT_TYPES, GGML_TYPES, StoredMatrix, StoredWeights
+from omnidraft.models.skeleton import Skeleton
 
 # matrices of a layer that are kept as they are, or rounded, together
 SAME_INPUTS = re.compile(r"(blk\.\d+\.(?:attn|ffn))_(?:q|k|v|gate|up)\.weight")
@@ -95,7 +96,7 @@ def _held(group: Sequence[TensorInfo]) -> int:
     return sum(math.prod(info.shape) for info in group)  # they are rounded to 8 bits
 
 
-def weights_of(path: Path, skeleton: PreTrainedModel, dtype: torch.dtype | None = None) -> GgufWeights:
+def weights_of(path: Path, skeleton: PreTrainedModel | Skeleton, dtype: torch.dtype | None = None) -> GgufWeights:
     """The weights of a file's model, to be held in a dtype; None: for the native step, which takes vectors in float32.
 
     Raises ModelError unless the file has those of the skeleton, and no other, and there is memory for them.

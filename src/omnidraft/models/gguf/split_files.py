@@ -11,6 +11,7 @@ from pathlib import Path
 
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import Header, Stamp, TensorInfo, read_shard
+from omnidraft.models.quiet import silenced
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 SAME = ("general.architecture", "general.name", "split.count", "split.tensors.count")  # in all shards, where given
@@ -89,15 +90,8 @@ def _check_shard(header: Header, number: int, first: Header) -> None:
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn any exception inside into a ModelError of one line, and silence `transformers`."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with naming(path):
-            yield
-    finally:
-        logging.set_verbosity(level)
+    with silenced(), naming(path):
+        yield
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from omnidraft.errors import ModelError
+from omnidraft.models.fast_tokenizer import FastTokenizer, Name
 from omnidraft.models.gguf.pre_tokenizers import DEFAULT, GEMMA4, Split, split_of
 from omnidraft.models.gguf.split_files import read_header, reading
 from omnidraft.models.gguf.token_kinds import (
@@ -46,9 +47,16 @@ HARMLESS = (  # of other kinds of tokenizers, or of tasks other than to go on wi
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a file, with its chat template; raises ModelError."""
+    """The tokenizer of a file as one of transformers, with its chat template; raises ModelError."""
     with reading(path):
         return build_tokenizer(read_header(path).metadata)
+
+
+def load_fast_tokenizer(path: Path) -> FastTokenizer:
+    """The tokenizer of a file, with its chat template; raises ModelError."""
+    with reading(path):
+        backend = Tokenizer(models.BPE())
+        return FastTokenizer(backend, *_build(backend, read_header(path).metadata))
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
@@ -58,6 +66,19 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     """
     from transformers import PreTrainedTokenizerFast
 
+    # the components are put in one by one: of a whole backend a copy would be made, which takes as long as all the rest
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE()), clean_up_tokenization_spaces=False
+    )
+    names, template = _build(tokenizer.backend_tokenizer, metadata)
+    for name, token in names.items():
+        setattr(tokenizer, name, token)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def _build(backend: Tokenizer, metadata: Mapping[str, Any]) -> tuple[dict[Name, str], str | None]:
+    """Put the components into an empty backend; the special tokens by name, and the chat template."""
     kind = metadata.get(f"{PREFIX}model")
     build = _BUILDERS.get(str(kind))
     if build is None:
@@ -67,23 +88,17 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         )
     _check_keys(metadata)
     tokens = read_tokens(metadata)
-    # the components are put in one by one: of a whole backend a copy would be made, which takes as long as all the rest
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.BPE()), clean_up_tokenization_spaces=False
-    )
-    backend = tokenizer.backend_tokenizer
     split = build(backend, metadata, tokens)
     _add_tokens(backend, metadata, tokens)
     backend.post_processor = _frame(metadata, tokens, split)
-    names = {"bos_token": tokens.bos, "eos_token": tokens.eos, "unk_token": tokens.unknown, "pad_token": tokens.padding}
-    for name, i in names.items():
-        if i is not None and tokens.kinds[i] in ADDED:
-            setattr(tokenizer, name, tokens.texts[i])
+    ids: dict[Name, int | None] = {
+        "bos_token": tokens.bos, "eos_token": tokens.eos, "unk_token": tokens.unknown, "pad_token": tokens.padding,
+    }  # fmt: skip
+    names = {name: tokens.texts[i] for name, i in ids.items() if i is not None and tokens.kinds[i] in ADDED}
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise ModelError("tokenizer.chat_template is no text: get the file anew")
-    tokenizer.chat_template = template
-    return tokenizer
+    return names, template
 
 
 def end_tokens(metadata: Mapping[str, Any]) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.language_model import ROOM
 from omnidraft.models.memory import SHORTER, shortage
+from omnidraft.models.native.rotary import Rotation
 from omnidraft.models.native.step import BLOCK, LANES, Cache, Shape, pointer
 
 SPARE = 1  # block beyond those in use that a crop keeps: drafts are cropped in every round
@@ -107,18 +107,6 @@ class KVBlocks:
     def at(self, position: int, angles: torch.Tensor) -> Cache:
         """The text before a position, as step.c takes it; valid until it is reserved or cropped again."""
         return Cache(ctypes.addressof(self._pointers), pointer(angles), position)
-
-
-class Rotation(NamedTuple):
-    """Rotary positions of a kind of layer."""
-
-    frequencies: torch.Tensor  # (entries / 2)
-    scaling: float = 1.0
-
-    @property
-    def entries(self) -> int:
-        """Entries of a head that are rotated."""
-        return 2 * len(self.frequencies)
 
 
 class Angles:

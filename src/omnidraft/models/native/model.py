@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,11 +18,13 @@ import torch
 from omnidraft.models.families import BY_CLASS, GELU, Family, UnsupportedReason, heads_of, unknown_family
 from omnidraft.models.language_model import CachedSequence, KVSequence, Read, check_crop
 from omnidraft.models.memory import needing, raise_for_pass
-from omnidraft.models.native import step
-from omnidraft.models.native.kv_cache import Angles, KVBlocks, Rotation
+from omnidraft.models.native import rotary, step
+from omnidraft.models.native.kv_cache import Angles, KVBlocks
 from omnidraft.models.native.prebuilt import source_bytes
+from omnidraft.models.native.rotary import Rotation
 from omnidraft.models.native.step import Norm, pointer
 from omnidraft.models.native.weights import LayerWeights, Orders, PackedWeights, Weights
+from omnidraft.models.skeleton import Skeleton
 from omnidraft.models.transformers_model import PretrainedModel
 
 if TYPE_CHECKING:
@@ -35,9 +38,10 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 class NativeModel(PretrainedModel):
     """A model in 4 to 8 bits that has no `unsupported_reason`; its rows are independent of each other, bit by bit.
 
-    `skeleton` gives the shape, and may be on the meta device.  Weights are by its names: those of `overrides`, and
-    those of `source` for all others; packed ones are used where they are, and others rounded to 8 bits, of a model
-    that `drafts` to 5.  Raises ModelError for weights that are NaN or infinite, of another shape, or missing.
+    `skeleton` gives the shape; one of transformers may be on the meta device.  Weights are by its names: those of
+    `overrides`, and those of `source` for all others; packed ones are used where they are, and others rounded to 8
+    bits, of a model that `drafts` to 5.  `load` returns the model of transformers, for whoever asks for it.  Raises
+    ModelError for weights that are NaN or infinite, of another shape, or missing.
     """
 
     chunk, shared_chunk, joint, generates, rows_independent = CHUNK_IDS, CHUNK_IDS, True, False, True
@@ -45,22 +49,24 @@ class NativeModel(PretrainedModel):
 
     def __init__(
         self,
-        skeleton: PreTrainedModel,
+        skeleton: PreTrainedModel | Skeleton,
         source: Weights,
         overrides: Weights | PackedWeights | None = None,
         *,
         drafts: bool = False,
+        name: str = "",
+        load: Callable[[], PreTrainedModel] | None = None,
     ) -> None:
-        super().__init__(skeleton)
-        config: Any = skeleton.config
-        family = BY_CLASS[type(skeleton).__name__]
-        rotations = _rotations(skeleton)
+        super().__init__(Skeleton.of(skeleton), name or getattr(skeleton, "name_or_path", ""))
+        self._load = load or partial(cast, "PreTrainedModel", skeleton)
+        config: Any = self.skeleton.config
+        family = BY_CLASS[self.skeleton.model_class]
+        rotations = rotary.rotations(config)
         self._angles = Angles(list(rotations.values()), _query_factors(family, config))
         self._shape = _shape(family, config, self._angles.columns)
-        self._source, self._drafts = source, drafts
+        self._source, self.drafts = source, drafts
         self.precision = "Q5_1" if drafts else "int8"
-        shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
-        weights = LayerWeights(source, overrides or {}, shapes, drafts=drafts)
+        weights = LayerWeights(source, overrides or {}, self.skeleton.shapes, drafts=drafts)
         tied = bool(config.tie_word_embeddings) and not _apart(source)
         stored = EMBEDDING in source  # tied ones are stored by either name
         self._head = weights.group("model.embed_tokens" if tied and stored else "lm_head")
@@ -76,7 +82,12 @@ class NativeModel(PretrainedModel):
 
     def with_weights(self, overrides: Weights | PackedWeights) -> NativeModel:
         """A model with these weights, by their names in the source, and the source's for all others."""
-        return NativeModel(self.model, self._source, overrides, drafts=self._drafts)
+        source, drafts = self._source, self.drafts
+        return NativeModel(self.skeleton, source, overrides, drafts=drafts, name=self.name, load=self._load)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:  # type: ignore[override]
+        return self._load()
 
     def know_by(self, content: bytes) -> None:
         """Take an identity that other processes give these weights, too: by the hash of their files, and this code."""
@@ -98,10 +109,16 @@ class NativeModel(PretrainedModel):
         return KVBlocks.token_bytes(shape)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """A sample of each matrix by name, whatever the others are: however they lie in memory."""
+        """A sample of each matrix by name, however they lie in memory; of a model that drafts, the unrounded ones."""
+        if self.drafts:
+            return dict(self._source)
         return {
             name: each.sample() for name, each in {**self._layer_weights.groups, **self._layer_weights.in_file}.items()
         }
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        tied = self.skeleton.config.tie_word_embeddings
+        return {name: weight for name, weight in self._source.items() if not (tied and name == HEAD)}
 
     def new_sequence(self, *, hidden: bool = False) -> NativeSequence:
         return NativeSequence(self, self._shape, hidden=hidden)
@@ -288,11 +305,15 @@ def unsupported_reason(model: PreTrainedModel) -> UnsupportedReason | None:
     plain = all(type(one) is torch.Tensor and one.is_floating_point() for one in model.state_dict().values())
     if getattr(config, "quantization_config", None) is not None or not plain:
         return UnsupportedReason("quantized", "quantization_config", "its weights are quantized")
-    family = BY_CLASS[name]
+    return unsupported_config(config, BY_CLASS[name])
+
+
+def unsupported_config(config: Any, family: Family) -> UnsupportedReason | None:
+    """Return the reason why a model of a family has no native step, by its config and this machine alone."""
     if (lack := family.unsupported_reason(config)) is not None:
         return lack
     size = heads_of(config)[2]
-    if not family.partial and any(rotation.entries != size for rotation in _rotations(model).values()):
+    if not family.partial and any(rotation.entries != size for rotation in rotary.rotations(config).values()):
         return UnsupportedReason("rotation", "partial_rotary_factor", "it rotates a part of each head")
     reason = step.unsupported_reason()
     return None if reason is None else UnsupportedReason("machine", "", reason)
@@ -335,18 +356,3 @@ def _query_factors(family: Family, config: Any) -> Callable[[torch.Tensor], torc
 def _apart(weights: Weights) -> bool:
     """True if embedding and head are stored and differ: then `transformers` does not tie them, despite the config."""
     return EMBEDDING in weights and HEAD in weights and not torch.equal(weights[EMBEDDING], weights[HEAD])
-
-
-def _rotations(model: PreTrainedModel) -> dict[str, Rotation]:
-    """The model's rotary positions by kind of layer, made anew, as a skeleton's have no values."""
-    kind: Any = type(model.model.rotary_emb)
-    if kind is type(None):
-        return {}
-    with torch.device("cpu"):
-        rope = kind(config=model.config)
-    if hasattr(rope, "inv_freq"):
-        return {"": Rotation(rope.inv_freq.float(), float(rope.attention_scaling))}
-    return {
-        each: Rotation(getattr(rope, f"{each}_inv_freq").float(), float(getattr(rope, f"{each}_attention_scaling")))
-        for each in rope.layer_types
-    }

@@ -42,7 +42,7 @@ class LayerWeights:
     """
 
     def __init__(
-        self, base: Weights, overrides: Weights | PackedWeights, shapes: Mapping[str, torch.Size], *, drafts: bool
+        self, base: Weights, overrides: Weights | PackedWeights, shapes: Mapping[str, tuple[int, ...]], *, drafts: bool
     ) -> None:
         self.groups: dict[str, Int8Group | BlockGroup] = {}
         self.in_file: dict[str, StoredEmbedding] = {}  # those whose rows alone are asked for

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer, StructTag
-from llguidance.hf import from_tokenizer
 
 from omnidraft.errors import ConfigError
 from omnidraft.server.grammars.gbnf import is_gbnf, rules_of
@@ -100,7 +99,10 @@ def tokens_of(model: OmniDraft) -> LLTokenizer:
         raise ConfigError("the target has no end-of-text token, so an answer of a schema could not end: use another")
     tokenizer: Any = model.target.tokenizer
     try:
-        return from_tokenizer(tokenizer, n_vocab=model.target.lm.vocab_size, eos_token=ends)
+        backend = copy.copy(tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        return LLTokenizer(backend.to_str(), n_vocab=model.target.lm.vocab_size, eos_token=ends)
     except Exception as error:  # whatever a tokenizer's own code raises
         kind = type(error).__name__
         raise ConfigError(f"the target's tokenizer cannot follow a schema ({kind}): use another target") from error

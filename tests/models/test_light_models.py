@@ -1,0 +1,116 @@
+"""Models that are loaded without classes of transformers are those that are loaded with them, and import none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import omnidraft
+from omnidraft import zoo
+from omnidraft.alignment.vocab import Speller, read_vocab
+from omnidraft.models import drafter_folder
+from omnidraft.models.fast_tokenizer import FastTokenizer
+from omnidraft.models.loading import LoadedModel, load_drafter, load_model, pretrained_tokenizer
+from omnidraft.models.native.model import NativeModel, native_of
+from omnidraft.models.transformers_model import TransformersModel
+from support.compilers import needs_the_8_bit_step
+from support.gguf_models import small_file
+
+pytestmark = pytest.mark.usefixtures("home")
+HEAVY = ("transformers", "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "huggingface_hub", "PIL")
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    needs_the_8_bit_step()
+
+
+def both(name: str) -> tuple[LoadedModel, LoadedModel]:
+    return load_drafter(zoo.path(name)), load_model(zoo.path(name), "float32", "cpu")
+
+
+@pytest.mark.parametrize("name", ["general", "drafter"])
+def test_a_drafter_is_the_one_of_transformers(name: str) -> None:
+    light, whole = both(name)
+    assert isinstance(light.lm, NativeModel)
+    assert isinstance(whole.lm, TransformersModel)
+    rounded = native_of(whole.lm, drafts=True)
+    assert rounded is not None
+    ids = [(7 * i) % 900 for i in range(40)]
+    assert torch.equal(light.lm.new_sequence().forward(ids, 40), rounded.new_sequence().forward(ids, 40))
+    assert (light.name, light.lm.eos, light.lm.context) == (whole.name, whole.lm.eos, whole.lm.context)
+    for of_light, of_whole in (
+        (light.lm.parameters(), whole.lm.parameters()),
+        (light.lm.tensors(), whole.lm.tensors()),
+    ):
+        assert of_light.keys() == of_whole.keys()
+        assert all(torch.equal(of_light[each], of_whole[each]) for each in of_whole)
+    again = light.lm.model.state_dict()
+    assert all(torch.equal(again[each], weight) for each, weight in whole.lm.model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["general", "drafter"])
+def test_its_tokenizer_is_the_one_of_transformers(name: str) -> None:
+    light, whole = both(name)
+    assert isinstance(light.tokenizer, FastTokenizer)
+    one, other = (read_vocab(each.tokenizer, each.lm.vocab_size, each.lm.eos, drafts=True) for each in (light, whole))
+    assert one == other
+    text = "for i in range(3):\n    print('ü 你好')".encode()
+    assert Speller(light.tokenizer, one).spell(text) == Speller(whole.tokenizer, other).spell(text)
+    assert pretrained_tokenizer(light).get_vocab() == whole.tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        ("config.json", {"rope_parameters": ...}),
+        ("config.json", {"model_type": "gpt_neox"}),
+        ("config.json", {"quantization_config": {"quant_method": "gptq"}}),
+        ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}),
+        ("tokenizer_config.json", {"add_bos_token": True}),
+        ("tokenizer_config.json", {"bos_token": "<a new token>"}),
+    ],
+)
+def test_a_folder_that_says_less_or_more_is_left_to_transformers(
+    file: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(zoo.path("drafter"), tmp_path / "drafter")
+    path = folder / file
+    values = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}), encoding="utf-8")
+    read = drafter_folder.read_skeleton if file == "config.json" else drafter_folder.read_tokenizer
+    assert read(folder) is None
+    path.write_text("{", encoding="utf-8")
+    assert read(folder) is None
+
+
+def test_other_weights_than_the_config_says_are_left_to_transformers(tmp_path: Path) -> None:
+    folder = shutil.copytree(zoo.path("drafter"), tmp_path / "drafter")
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(values | {"num_hidden_layers": values["num_hidden_layers"] + 1}), encoding="utf-8")
+    with pytest.raises(omnidraft.OmniDraftError, match="tensors are missing"):
+        load_drafter(folder)
+
+
+def test_a_gguf_file_drafts_and_samples_without_transformers(tmp_path: Path) -> None:
+    path = small_file(tmp_path / "m.gguf")
+    script = f"""
+import sys, omnidraft
+model = omnidraft.load({str(path)!r}, profile=None)
+assert model.drafter is not None
+chat = [{{"role": "user", "content": "hello"}}]
+for options in ({{}}, {{"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01}}, {{"frequency_penalty": 0.5}}):
+    assert model.generate(chat, max_new_tokens=9, **options).token_ids
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    assert said.stdout.strip() == "[]", said.stderr
