@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -307,20 +308,15 @@ def assemble(  # noqa: PLR0913  those of `load`
     if drafter is None and adapt != "off":
         raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
     memory = _memory(drafter, drafting, saved=adapt != "off" and profile is not None)
-    loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True)
-    vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
+    with ThreadPoolExecutor(1) as pool:  # beside the target, whose weights are read outside of Python
+        helping = pool.submit(_loaded_drafter, target, drafter, drafting, dtype, device, warn, learns=adapt != "off")
+        loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True)
+        vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.skeleton.generation_config, warn)
-    if drafter is None:
+    if (known := helping.result()) is None:
         alone = lanes_of_models.Lane(loaded.lm, vocab.eos, None, drafting, keeps=loaded.lm.rows_independent)
         return OmniDraft(loaded, vocab, alone, sampling=sampling, memory=memory)
-    if isinstance(drafter, OmniDraft):
-        helper, shared = shared_drafter(drafter, drafting)
-    else:
-        name = drafter_for(target, warn) if drafter == AUTO else drafter
-        light = adapt == "off" and drafting.drafter_backend == "auto"
-        read = load_drafter if light else load_model
-        helper = read(zoo.resolve(name), "auto" if dtype == "int8" else dtype, device, warn)
-        shared = SharedDrafter(helper.lm, native_step=drafting.drafter_backend == "auto")
+    helper, shared = known
     plan = LearningPlan(adapt=adapt, learning=learning, profile=profile, warn=warn)
     adaptive = attach(loaded, vocab, helper, shared, drafting, plan)
     lane = lanes_of_models.Lane(
@@ -337,6 +333,28 @@ def assemble(  # noqa: PLR0913  those of `load`
     if drafting.reuse_answers == "profile" and memory is not None:
         adaptive.keep_answers(memory)
     return OmniDraft(loaded, vocab, lane, adaptive, sampling, memory)
+
+
+def _loaded_drafter(
+    target: str | Path,
+    drafter: str | Path | OmniDraft | None,
+    drafting: Drafting,
+    dtype: str,
+    device: str,
+    warn: Callable[[str], None],
+    *,
+    learns: bool,
+) -> tuple[LoadedModel, SharedDrafter] | None:
+    """The drafter that is asked for, and its weights for any number of targets; None for none."""
+    if drafter is None:
+        return None
+    if isinstance(drafter, OmniDraft):
+        return shared_drafter(drafter, drafting)
+    name = zoo.resolve(drafter_for(target, warn) if drafter == AUTO else drafter)
+    native_step = drafting.drafter_backend == "auto"
+    load_it = load_drafter if native_step and not learns else load_model
+    helper = load_it(name, "auto" if dtype == "int8" else dtype, device, warn)
+    return helper, SharedDrafter(helper.lm, native_step=native_step)
 
 
 def _memory(drafter: str | Path | OmniDraft | None, drafting: Drafting, *, saved: bool) -> AnswerMemory | None:

@@ -20,8 +20,10 @@ from omnidraft.models.loading import (
     load_model,
     slow_path,
 )
+from omnidraft.models.native import compared_times
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step as native
+from omnidraft.models.native.compared_times import compared_seconds
 from support.models import random_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -57,6 +59,30 @@ def test_the_dtype_that_auto_stands_for(
     chosen, why = choose_dtype(device, stored, parameters)
     assert chosen == dtype
     assert reason in why
+
+
+@pytest.fixture(autouse=True)
+def _kept_in_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compared_times, "cache_folder", lambda: tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("other_ms", "kept"), [(1.9, False), (2.1, True), (0.51, False), (0.49, True)])
+def test_times_that_are_far_apart_are_measured_once_on_a_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other_ms: float, kept: bool
+) -> None:
+    monkeypatch.setattr(native, "product_seconds", lambda dtype, _: 1e-3 if dtype == "int8" else other_ms / 1e3)
+    assert compared_seconds("float32") == (1e-3, other_ms / 1e3)
+    assert len([*tmp_path.rglob("times-*.json")]) == kept
+    monkeypatch.setattr(native, "product_seconds", lambda *_: 5e-3)
+    again = compared_seconds("float32")
+    assert again == ((1e-3, other_ms / 1e3) if kept else (5e-3, 5e-3))
+    for damaged in ("", "{}", "[1]", '["a", "b"]'):
+        for path in tmp_path.rglob("times-*.json"):
+            path.write_text(damaged, encoding="utf-8")
+        assert compared_seconds("float32") == (5e-3, 5e-3)
+    if kept:
+        monkeypatch.setattr(native, "processor", lambda: "another")
+        assert compared_seconds("float32") == (5e-3, 5e-3)
 
 
 @pytest.mark.parametrize(("eight_bits_ms", "dtype"), [(1.0, "int8"), (2.4, "int8"), (2.6, "float32")])
@@ -125,6 +151,7 @@ def test_of_what_is_no_slow_path_nothing_is_said(machine: pytest.MonkeyPatch) ->
     assert slow_path(model, CPU, "int8", of_file=False) is None
     assert slow_path(model, CPU, "float32", of_file=True) is None, "it was measured to be no slower"
     with machine.context() as changed:
+        changed.setattr(native, "processor", lambda: "another")  # whose times nobody has kept
         changed.setattr(native, "product_seconds", lambda dtype, _: 1e-3 if dtype == "int8" else 1.9e-3)
         assert slow_path(model, CPU, "float32", of_file=False) is None
     with machine.context() as changed:

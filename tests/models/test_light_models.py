@@ -60,10 +60,11 @@ def test_a_drafter_is_the_one_of_transformers(name: str) -> None:
 def test_its_tokenizer_is_the_one_of_transformers(name: str) -> None:
     light, whole = both(name)
     assert isinstance(light.tokenizer, FastTokenizer)
+    of_light: Any = light.tokenizer
     one, other = (read_vocab(each.tokenizer, each.lm.vocab_size, each.lm.eos, drafts=True) for each in (light, whole))
     assert one == other
     text = "for i in range(3):\n    print('ü 你好')".encode()
-    assert Speller(light.tokenizer, one).spell(text) == Speller(whole.tokenizer, other).spell(text)
+    assert Speller(of_light, one).spell(text) == Speller(whole.tokenizer, other).spell(text)
     assert pretrained_tokenizer(light).get_vocab() == whole.tokenizer.get_vocab()
 
 

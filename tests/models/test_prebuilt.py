@@ -31,7 +31,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(file, tmp_path)
     monkeypatch.setattr(prebuilt, "SOURCE", tmp_path / "step.c")
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(native, "_processor", lambda: f"flags : {' '.join(set().union(*prebuilt.LEVELS.values()))}")
+    monkeypatch.setattr(native, "processor", lambda: f"flags : {' '.join(set().union(*prebuilt.LEVELS.values()))}")
     monkeypatch.setattr(native, "find_spec", lambda _: None)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -80,7 +80,7 @@ def test_objects_of_the_wheel_give_the_bits_of_this_machines_own(
     ]
     if not found:
         pytest.skip("there is no wheel of this source: make wheel-check")
-    if not set(prebuilt.LEVELS[level]) <= set(native._processor().split()):  # noqa: SLF001
+    if not set(prebuilt.LEVELS[level]) <= set(native.processor().split()):
         pytest.skip("this processor cannot run it")
 
     def computed() -> list[torch.Tensor]:

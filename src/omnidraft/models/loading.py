@@ -7,10 +7,12 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,6 +30,7 @@ from omnidraft.models.interpreter import check_docstrings
 from omnidraft.models.memory import check_free, is_shortage, needing
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
+from omnidraft.models.native.compared_times import compared_seconds
 from omnidraft.models.native.model import EMBEDDING, HEAD, NativeModel, unsupported_config
 from omnidraft.models.quiet import silenced
 from omnidraft.models.safetensors_files import Tensors, holds_weights, in_8_bits, lacks_metadata
@@ -55,6 +58,7 @@ UNREAD = re.compile(
     r"(\.inv_freq|_positions\.weights|\batt(entio)?n\.((masked_)?bias|causal_mask))$|^(model\.)?(mtp|vis|audio|multi_m)"
 )
 _log = logging.getLogger("omnidraft")
+_ONE_AT_A_TIME = RLock()  # models of transformers: it cannot be imported by two threads at once
 PRECISIONS = ("float32", "bfloat16", "float16", "int8")  # the last of a target on a CPU
 
 
@@ -89,9 +93,18 @@ def load_model(
     if dtype in step.PRECISIONS and not verifies:
         raise ConfigError(f"dtype is {dtype!r}, which is for targets alone: use auto, float32, bfloat16 or float16")
     place = choose_device(device)
-    source, local = locate(name)
+    source = locate(name)[0]
     if verifies and dtype in ("auto", *step.PRECISIONS) and (light := _load_light(source, dtype, place)) is not None:
         return light
+    with _ONE_AT_A_TIME:
+        return _load_whole(name, dtype, place, say, verifies=verifies)
+
+
+def _load_whole(
+    name: str | Path, dtype: str, place: torch.device, say: Callable[[str], None], *, verifies: bool
+) -> LoadedModel:
+    """The model by its class of transformers."""
+    source, local = locate(name)
     shown = Path(source).resolve().name if local else source
     skeleton: Any = load_skeleton(name, say)  # checked before gigabytes of weights are read
     chosen, reason = dtype, "asked for"
@@ -132,13 +145,12 @@ def _load_light(source: str, dtype: str, place: torch.device) -> LoadedModel | N
         chosen, reason = _rounded(choose_dtype(place, None, skeleton.num_parameters())[0])
         if chosen != "int8":
             return None
-    tokenizer = gguf_tokenizer.load_fast_tokenizer(Path(source))
-    with _room_for_weights(skeleton, source, "int8", place), _reading("weights", source, local=True):
-        weights = weights_of(Path(source), skeleton)
-        load = partial(load_skeleton, source)
-        return LoadedModel(
-            NativeModel(skeleton, weights, name=source, load=load), tokenizer, Path(source).resolve().name, reason
-        )
+    with ThreadPoolExecutor(1) as pool:  # beside the weights, which are read and packed outside of Python
+        tokenizer = pool.submit(gguf_tokenizer.load_fast_tokenizer, Path(source))
+        with _room_for_weights(skeleton, source, "int8", place), _reading("weights", source, local=True):
+            weights = weights_of(Path(source), skeleton)
+            native = NativeModel(skeleton, weights, name=source, load=partial(load_skeleton, source))
+        return LoadedModel(native, tokenizer.result(), Path(source).resolve().name, reason)
 
 
 def load_drafter(
@@ -160,7 +172,7 @@ def _light_drafter(folder: Path, place: torch.device, say: Callable[[str], None]
     if skeleton is None or tokenizer is None or unsupported_config(skeleton.config, BY_CLASS[skeleton.model_class]):
         return None
     source = str(folder)
-    precision, reason = choose_dtype(place, None, skeleton.num_parameters())
+    precision, _ = choose_dtype(place, None, skeleton.num_parameters())
     with _room_for_weights(skeleton, source, precision, place), _reading("weights", source, local=True):
         with Tensors(source, local=True) as tensors:
             weights = {name: tensors[name].to(getattr(torch, precision)) for name in tensors}
@@ -173,7 +185,7 @@ def _light_drafter(folder: Path, place: torch.device, say: Callable[[str], None]
             return load_model(folder, precision, "cpu", say).lm.model
 
         native = NativeModel(skeleton, weights, drafts=True, name=source, load=load)
-    return LoadedModel(native, tokenizer, folder.resolve().name, reason)
+    return LoadedModel(native, tokenizer, folder.resolve().name, "its answers do not depend on it")
 
 
 def _room_for_weights(
@@ -421,7 +433,7 @@ def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bo
 
 def _rounded(dtype: str) -> tuple[str, str]:
     """The precision of a GGUF file's model and the reason: 8 bits, unless the dtype is faster on this machine."""
-    ours, other = (1e3 * step.product_seconds(each, step.threads()) for each in ("int8", dtype))
+    ours, other = (1e3 * each for each in compared_seconds(dtype))
     measured = f"of a GGUF file, as this cpu takes {ours:.1f} ms for a matrix in 8 bits and {other:.1f} in {dtype}"
     return "int8" if ours < SLOWER * other else dtype, measured
 
@@ -438,7 +450,7 @@ def slow_path(model: PreTrainedModel, device: torch.device, dtype: str, *, of_fi
         return f"{slow}, several times slower than in 8 bits: {unsupported}" if unsupported else None
     if unsupported or model.num_parameters() < HINT_PARAMETERS:
         return None
-    ours, other = (1e3 * step.product_seconds(each, step.threads()) for each in ("int8", dtype))
+    ours, other = (1e3 * each for each in compared_seconds(dtype))
     if other < HINT_TIMES * ours:
         return None
     better = f"{ours:.1f} ms for a matrix and not {other:.1f}, and answers may differ from the unrounded model's"

@@ -263,9 +263,9 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
 def _ready_or_compiled() -> ctypes.CDLL:
     """That of the package, else of the cache folder, made where none is there or loads: homes are shared, and moved."""
     with suppress(OSError):
-        if (ready := prebuilt(_processor().split())) is not None:
+        if (ready := prebuilt(processor().split())) is not None:
             return ctypes.CDLL(str(ready))
-    text = f"{FLAGS} {_processor()}".encode() + source_bytes()
+    text = f"{FLAGS} {processor()}".encode() + source_bytes()
     name = f"step-{hashlib.sha256(text).hexdigest()[:16]}.so"
     folder = None  # it is made anew by every process
     with suppress(OSError, ConfigError):
@@ -337,7 +337,7 @@ def _compiler() -> list[str]:
     raise OSError("there is no C compiler")
 
 
-def _processor() -> str:
+def processor() -> str:
     """Properties of this processor that compiled code depends on: a home folder may be shared by several machines."""
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
         return next((line for line in file if line.startswith(("flags", "Features"))), platform.processor())
