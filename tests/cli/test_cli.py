@@ -53,7 +53,21 @@ def test_the_answer_is_on_stdout_and_the_rest_on_stderr(target: Path, drafter: P
     assert "target target in float32 on cpu (" in err
     assert "12 tokens in" in err
     assert generate("hello", target, "--drafter", drafter, "--max-new-tokens", 12) == 0
-    assert "drafter drafter in float32 on cpu (" in capsys.readouterr().err
+    assert "drafter drafter in Q5_1 on cpu (" in capsys.readouterr().err
+
+
+def test_a_terminal_is_told_what_is_loaded(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
+) -> None:
+    generate("hello", target, "--drafter", "none", "--max-new-tokens", 1)
+    assert "loading" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    generate("hello", target, "--drafter", "none", "--max-new-tokens", 1)
+    assert capsys.readouterr().err.startswith("omnidraft: loading target\n")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(bytes(2**20))
+    generate("hello", file, "--drafter", "none", "--max-new-tokens", 1)
+    assert capsys.readouterr().err.startswith("omnidraft: loading m.gguf (1.0 MiB)\n")
 
 
 def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> None:

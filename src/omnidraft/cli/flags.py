@@ -19,7 +19,7 @@ from omnidraft import defaults, zoo
 from omnidraft.config import Settings, names, suggestion
 from omnidraft.errors import ConfigError
 from omnidraft.models.interpreter import check_docstrings
-from omnidraft.models.memory import check_libraries
+from omnidraft.models.memory import check_libraries, size
 from omnidraft.models.quiet import silence
 
 if TYPE_CHECKING:
@@ -243,11 +243,22 @@ def _value(text: str) -> Any:
 
 def load_models(options: argparse.Namespace, **settings: Any) -> OmniDraft:
     """The target and the drafter that the options name, on their device; warnings go to stderr."""
+    announce(options.target)
     prepare_libraries()
     from omnidraft.api import load
 
     places = {"dtype": options.dtype, "device": options.device, "warn": say}
     return load(options.target, options.drafter, **places, **settings)
+
+
+def announce(*models: str) -> None:
+    """Say on a terminal what is going to be loaded: libraries and weights take seconds, in which nothing is heard."""
+    if not sys.stderr.isatty():
+        return
+    for model in models:
+        path = Path(model).expanduser()
+        large = path.is_file() and path.suffix == ".gguf"
+        say(f"loading {path.name}" + (f" ({size(path.stat().st_size)})" if large else ""))
 
 
 def prepare_libraries(threads: int | None = None) -> None:

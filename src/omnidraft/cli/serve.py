@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"adapt is {options.adapt!r}; a server learns in the background or not: use {' or '.join(ADAPT)}"
         )
+    flags.announce(*options.target)
     flags.prepare_libraries(options.threads)
     try:
         from omnidraft.server.run import Running
