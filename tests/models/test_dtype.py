@@ -166,7 +166,8 @@ def test_of_what_is_no_slow_path_nothing_is_said(machine: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("home")
 def test_of_a_file_the_obstacle_is_said(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files: Any = pytest.importorskip("support.gguf_models")
-    machine.setattr(native_model, "unsupported_reason", lambda _: f"there is no compiler: {native.REMEDY}")
+    for module, name in ((native_model, "unsupported_reason"), (loading, "unsupported_config")):
+        machine.setattr(module, name, lambda *_: f"there is no compiler: {native.REMEDY}")
     path = files.small_file(tmp_path / "small.gguf")
     said: list[str] = []
     load_model(path, say=said.append, verifies=True)

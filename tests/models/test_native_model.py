@@ -431,7 +431,7 @@ def test_8_bits_are_for_targets_alone(target: Path) -> None:
         load_model(target, "int8")
     model = omnidraft.load(target, target, dtype="int8", profile=None)
     assert model.drafter is not None
-    assert (model.target.lm.precision, model.drafter.lm.precision) == ("int8", "float32")
+    assert (model.target.lm.precision, model.drafter.lm.precision) == ("int8", "Q5_1")
     plain = omnidraft.load(target, None, dtype="int8", draft_length=0)
     for sampling in ({}, {"temperature": 1.0}):
         drafted = model.generate("Ann has 3 bags of 12 nuts.", max_new_tokens=40, **sampling)
