@@ -13,7 +13,7 @@ import pytest
 import omnidraft
 from omnidraft.api import OmniDraft
 from omnidraft.decoding.drafter import TAIL_IDS
-from omnidraft.decoding.schedule import CHUNK_S, DRAFTERS_S, EVERY, Step, step_together
+from omnidraft.decoding.schedule import CHUNK_S, DRAFTERS_S, EVERY, FIRST, Step, step_together
 from omnidraft.decoding.stream import Stream
 from omnidraft.models.language_model import Read
 from omnidraft.models.native.model import NativeModel
@@ -124,6 +124,26 @@ def test_parts_are_of_the_size_that_a_model_can_read_in_time(target: Path, monke
     weights = model.model.num_parameters()
     monkeypatch.setattr("omnidraft.models.transformers_model.WORK", 100 * weights)
     assert TransformersModel(model.model).shared_chunk == 100
+
+
+@pytest.mark.parametrize(("id_s", "shortest"), [(0.0005, 64), (ID_S, FIRST + 1), (0.1, FIRST)])
+def test_a_prompt_that_nobody_waits_for_can_be_cancelled_soon(
+    target: Path, monkeypatch: pytest.MonkeyPatch, id_s: float, shortest: int
+) -> None:
+    model = load(target, None, "int8", draft_length=0)
+    clock = Clock(monkeypatch, lambda read: id_s * len(read.ids))
+    (lane,) = model.lanes(1)
+    stream = lane.stream(LONG, max_new_tokens=1)
+    steps: list[tuple[int, float]] = []
+    while lane.behind(stream.request) > 100:
+        before, began = lane.behind(stream.request), clock.now
+        step_together([stream])
+        steps.append((before - lane.behind(stream.request), clock.now - began))
+    assert steps[0][0] == FIRST, "before it is known how long they take"
+    assert len(steps) > 3
+    for count, seconds in steps[2:]:
+        assert count >= shortest
+        assert seconds <= CHUNK_S * 1.001 or count == FIRST
 
 
 def test_costs_are_measured_beside_prompts_that_never_end(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
