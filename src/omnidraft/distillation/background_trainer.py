@@ -29,6 +29,7 @@ from omnidraft import systems
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.config import Learning
+from omnidraft.cores import threads_that_pay
 from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.online_adaptation import Learned
 from omnidraft.distillation.replay_buffer import REPLAY_BYTES
@@ -209,7 +210,7 @@ def work() -> None:
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's output must not be taken for a message
     systems.lower_priority()
-    torch.set_num_threads(max(1, systems.logical_processors() // 2))
+    torch.set_num_threads(max(1, threads_that_pay() // 2))
     if (start := _received(source)) is not None:
         _Worker(source, sink, *start).run()
 
