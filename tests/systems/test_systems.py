@@ -9,6 +9,7 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -35,7 +36,7 @@ class OpenElsewhere:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: int) -> None:
         self.tries, self.waited = tries, 0.0
-        monkeypatch.setattr(systems.time, "sleep", self._wait)
+        monkeypatch.setattr(time, "sleep", self._wait)
         for name in ("rename", "replace", "unlink"):
             monkeypatch.setattr(os, name, self._refusing(getattr(os, name)))
 
@@ -184,7 +185,7 @@ def test_the_most_memory_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_words_for_memory_that_is_used_up() -> None:
     paged = OSError(errno.EINVAL, "The paging file is too small for this operation to complete")
     assert not systems.is_out_of_memory(paged)
-    paged.winerror = systems.PAGING_FILE
+    setattr(paged, "winerror", systems.PAGING_FILE)  # noqa: B010  which Windows alone has
     assert systems.is_out_of_memory(paged)
     for words in (
         "[enforce fail] data. DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes.",
@@ -199,10 +200,10 @@ def test_words_for_memory_that_is_used_up() -> None:
 
 def test_where_a_process_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3}, raising=False)
-    assert systems.affinity() == {1, 3}
+    assert systems.affinity() == frozenset({1, 3})
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(cpu_affinity=lambda: [0, 2]))
-    assert systems.affinity() == {0, 2}
+    assert systems.affinity() == frozenset({0, 2})
     monkeypatch.setattr(psutil, "Process", SimpleNamespace)
     assert systems.affinity() is None
 

@@ -104,7 +104,7 @@ def free_bytes() -> int:
     free = int(psutil.virtual_memory().available)
     if (limit := systems.address_limit()) is None:
         return free
-    return max(0, min(free, limit - psutil.Process().memory_info().vms))
+    return max(0, min(free, limit - int(psutil.Process().memory_info().vms)))
 
 
 def _held() -> int:
