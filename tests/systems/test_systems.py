@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import signal
@@ -193,6 +194,54 @@ def test_words_for_memory_that_is_used_up() -> None:
     ):
         assert systems.is_out_of_memory(RuntimeError(words))
     assert not systems.is_out_of_memory(RuntimeError("a shape is wrong"))
+
+
+def flags_of(address: int) -> list[str]:
+    """What the system says of a mapping of this process."""
+    inside, flags = False, ""
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        name, *words = line.split()
+        if not name.endswith(":"):
+            start, end = (int(each, 16) for each in name.split("-"))
+            inside = start <= address < end
+        elif inside and name == "VmFlags:":
+            flags = " ".join(words)
+    return flags.split()
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no large pages")
+def test_large_pages_are_asked_for_as_far_as_memory_fills_them() -> None:
+    count = 2 * systems.LARGE + 5
+    view = systems.large_pages(count)
+    assert view is not None
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    assert (len(view), address % systems.LARGE_PAGE) == (count, 0)
+    view[0] = view[-1] = 1
+    assert "hg" in flags_of(address)
+    assert "hg" in flags_of(address + 2 * systems.LARGE - 1)
+    assert "hg" not in flags_of(address + count - 1)
+    assert systems.large_pages(systems.LARGE - 1) is None
+
+
+@pytest.mark.parametrize("fault", ["absent", "refused"])
+def test_where_there_are_no_large_pages(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    if fault == "absent":
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    else:
+        monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
+        monkeypatch.setattr(mmap, "mmap", refuse)
+    assert systems.large_pages(systems.LARGE) is None
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no large pages")
+def test_memory_that_is_refused_large_pages_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", -1)  # no advice that there is
+    view = systems.large_pages(systems.LARGE)
+    assert view is not None
+    assert not any(view[:: 2**12])
 
 
 # ------------------------------------------------------------ processors
