@@ -6,7 +6,6 @@ The file, of 4.4 GB, is written for the run and removed; each way has a process 
 from __future__ import annotations
 
 import argparse
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.gguf.split_files import read_header
 from omnidraft.models.language_model import KVSequence
 from omnidraft.models.loading import load_model
+from omnidraft.systems import peak_memory
 
 HIDDEN, INNER, LAYERS, HEADS, KEY_HEADS, SIZE = 3584, 18944, 28, 28, 4, 128
 KEYS = {
@@ -116,8 +116,7 @@ def measured(program: str, path: Path, threads: int, repeats: int) -> Row:
         lm = llama.LlamaModel(path, CONTEXT, threads)
     loaded = time.perf_counter() - began
     row = step_costs({program: lm}, TEXT, repeats)[program]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    return {"program": program, "load_s": loaded, **row, "peak_gb": peak}
+    return {"program": program, "load_s": loaded, **row, "peak_gb": peak_memory() / 1e9}
 
 
 class Large(Experiment):

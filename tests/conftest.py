@@ -28,11 +28,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _one_thread() -> Iterator[None]:
     """The models here are too small for a second one to help, and idle threads of test processes get in the way."""
     import torch
 
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # which commands leave as it is
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import sysconfig
 import time
@@ -339,7 +338,7 @@ def train(name: str, recipe: Recipe, texts: dict[str, list[Document]], out: Path
                 "step": step + 1,
             }
             torch.save(state, checkpoint.with_suffix(".tmp"))
-            os.replace(checkpoint.with_suffix(".tmp"), checkpoint)
+            checkpoint.with_suffix(".tmp").replace(checkpoint)
         if (step + 1) % 1000 == 0 or step + 1 == steps:
             model.eval()
             print(f"{name} held-out loss {answer_loss(model, tokenizer, texts['held-out'][:64]):.3f}", flush=True)

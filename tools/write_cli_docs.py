@@ -25,8 +25,8 @@ SHARED = 2  # commands with the same help of an option make it a common one
 INTRODUCTION = """# Command line
 
 Answers go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 bad input (one line says what is
-wrong), 130 Ctrl-C, 141 stdout was closed. Every command has `--help`, with examples; those with `--set` have
-`--help-all`. Made by `python tools/write_cli_docs.py`.
+wrong), 130 Ctrl-C, 141 stdout was closed. Files and pipes are in UTF-8, on Windows too. Every command has `--help`,
+with examples; those with `--set` have `--help-all`. Made by `python tools/write_cli_docs.py`.
 """
 SAMPLING = (
     "Sampling defaults to the target's generation config, else to the values here and in [settings](#settings).\n"

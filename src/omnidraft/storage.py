@@ -10,6 +10,7 @@ import secrets
 from functools import cache
 from pathlib import Path
 
+from omnidraft import systems
 from omnidraft.errors import ConfigError
 
 RANDOM_BYTES = 8  # in the name of a temporary file
@@ -77,7 +78,7 @@ def make_folder(path: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """Make the entries of a folder durable after files in it were created, replaced or removed."""
-    if os.name == "nt":  # Windows opens no folders
+    if systems.on_windows():  # which opens no folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -108,7 +109,7 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary = beside(path, f".{secrets.token_hex(RANDOM_BYTES)}.tmp")
     try:
         write_file(temporary, data)
-        os.replace(temporary, path)
+        systems.patiently(os.replace, temporary, path)  # noqa: TID251
     except BaseException:  # Ctrl-C, too
         with contextlib.suppress(OSError):
             remove(temporary)
@@ -127,14 +128,14 @@ def remove_leftovers(path: Path) -> None:
 
 def rename(source: Path, destination: Path) -> None:
     """Rename a file within its folder, durably."""
-    os.rename(source, destination)  # noqa: PTH104
+    systems.patiently(os.rename, source, destination)
     sync_folder(destination.parent)
 
 
 def remove(path: Path) -> None:
     """Remove a file, or a folder with its content; symbolic links are removed, not followed."""
     if path.is_symlink() or not path.is_dir():
-        os.unlink(path)  # noqa: PTH108
+        systems.patiently(os.unlink, path)
         return
     for inner in sorted(path.iterdir()):
         remove(inner)

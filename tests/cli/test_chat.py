@@ -51,7 +51,7 @@ def chatty(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chat(chatty: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Chat:
     def run(lines: str | bytes, *more: str) -> int:
         data = lines if isinstance(lines, bytes) else lines.encode()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
         models = ["--target", str(chatty), "--drafter", str(drafter)]
         return cli.main(["chat", *models, "--max-new-tokens", str(SIZE), *more])
 

@@ -104,7 +104,7 @@ def test_what_drafts_count_is_chosen_by_a_flag(target: Path, capsys: Captured) -
 def test_the_prompt_comes_from_stdin(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert generate("hello été", target, "--max-new-tokens", 8) == 0
     expected = capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("hello été\n".encode())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("hello été\n".encode()), encoding="utf-8"))
     assert generate("-", target, "--max-new-tokens", 8) == 0
     assert capsys.readouterr().out == expected
 
@@ -114,7 +114,7 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(
 ) -> None:
     answers = []
     for prompt, typed in (("hello", ""), ("\ufeffhello", ""), ("-", "\ufeffhello\n")):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed.encode()), encoding="utf-8"))
         assert generate(prompt, target, "--drafter", "none", "--max-new-tokens", 8) == 0
         answers.append(capsys.readouterr().out)
     assert len(set(answers)) == 1
@@ -264,7 +264,7 @@ def test_libraries_are_quiet(capsys: Captured) -> None:
 
 def test_bad_bytes_on_stdin(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     for data, words in ((b"\xff", "no UTF-8"), (b"\n", "empty")):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
         assert generate("-", "unread") == 2
         assert words in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft.cli import main as cli
+from omnidraft.cli import streams
 from omnidraft.cli.streams import FAILED, NO_READER
 from support.project_files import environment
 
@@ -83,7 +85,7 @@ def led(monkeypatch: pytest.MonkeyPatch, stream: str, where: str) -> Iterator[No
 @pytest.fixture(params=["generate", "generate --json", "chat", "chat --json", "inspect", "demo"])
 def command(request: pytest.FixtureRequest, target: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of a command that writes an answer or tables."""
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), encoding="utf-8"))
     monkeypatch.setattr("omnidraft.demo.demonstration.QUICK_TOKENS", 4)
     name, *more = request.param.split()
     rest = ["--target", str(target), "--drafter", "none", "--max-new-tokens", "4", *more]
@@ -115,6 +117,50 @@ def test_messages_that_nobody_reads(
     with led(monkeypatch, "stderr", where):
         assert cli.main(command) == 0
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("terminal", "named", "encoding"), [(False, "", "utf-8"), (True, "", "cp1252"), (False, "cp1252", "cp1252")]
+)
+def test_files_and_pipes_of_windows_are_in_utf_8(
+    terminal: bool, named: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As all that is read is, whatever its own characters are; those of a terminal, and those asked for, stay."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    if named:
+        monkeypatch.setenv("PYTHONIOENCODING", named)
+
+    class File(io.FileIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    text, path = "été ✓ 你好\n", tmp_path / "out"
+    with io.TextIOWrapper(io.BufferedWriter(File(path, "w")), encoding="cp1252") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with streams.usable():
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    assert path.read_bytes() == text.encode(encoding, "replace")
+
+
+def test_a_pipe_of_windows_without_a_reader(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """It says that an argument is wrong."""
+
+    class Gone(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, _: object, /) -> int:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Gone()), encoding="utf-8"))
+    assert cli.main(["cache", "--json"]) == FAILED
+    assert "error" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Gone()), encoding="utf-8"))
+    assert cli.main(["cache", "--json"]) == NO_READER
+    assert "error" not in capsys.readouterr().err
 
 
 def test_a_full_disk_elsewhere_is_one_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

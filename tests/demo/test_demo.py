@@ -61,7 +61,7 @@ def test_both_answers_are_printed_and_are_the_same(capsys: Captured) -> None:
     *parts, last = out.split("\n\n")
     assert last.startswith("2 of 2 answers are identical token for token; ")
     assert "with drafts (" in last
-    said = {demo.WITHOUT: [], demo.WITH: []}  # type: dict[str, list[str]]
+    said: dict[str, list[str]] = {demo.WITHOUT: [], demo.WITH: []}
     for part in parts:
         name, _, text = part.partition(":\n")
         if name in said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import platform
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import QUANTIZATIONS
-from omnidraft.models.native import packed_matrices
+from omnidraft.models.native import packed_matrices, step
 from omnidraft.models.native.packed_matrices import GGML_TYPES, BlockGroup, quantized_q5_1
 from omnidraft.models.native.step import Group, Int8Group, Norm
 from support.blocks import HALVES, blocks, filled, packed, stored, values
@@ -110,6 +111,18 @@ def test_inputs_are_rounded_by_halves_of_a_group(kind: int) -> None:
     off = (BlockGroup(stored(kind, raw, 768))(x) - x @ weights.T).abs()
     assert bool((off <= bound).all())
     assert QUANTIZATIONS[kind][1] > 1 or float((off / bound).max()) < 0.1, "numbers take inputs as they are"
+
+
+@pytest.mark.parametrize("large", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 2**22 - 1, 2**22, 2**23 + 5])
+def test_a_vector_begins_where_weights_do(count: int, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not large:
+        monkeypatch.setattr(step, "large_pages", lambda _: None)
+    weights = step.weight_memory(count)
+    assert (weights.dtype, weights.shape) == (torch.uint8, (count,))
+    assert weights.data_ptr() % step.LINE == 0
+    copied = pickle.loads(pickle.dumps(weights.fill_(7)))  # noqa: S301  of our own, as another process gets them
+    assert torch.equal(copied, weights)
 
 
 @EVERY

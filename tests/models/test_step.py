@@ -119,6 +119,46 @@ def test_sanitizers_find_nothing(compiler: str, flags: list[str], tmp_path: Path
         check_matrices(program)
 
 
+WAIT = """
+#include <pthread.h>
+#include <time.h>
+static int64_t told;
+static int tell(clockid_t clock, struct timespec *time) {
+    (void)clock;
+    time->tv_sec = told / 1000000000;
+    time->tv_nsec = told % 1000000000;
+    return 0;
+}
+#define clock_gettime tell
+#include "threads.h"
+int main(void) {
+    Wait wait = {0};
+    told = 1999999000; /* just before the next second */
+    for (int look = 0; look < 100000; look++)
+        if (is_long(&wait)) return 1; /* whatever a pause takes */
+    told += SPIN_NS - 1;
+    for (int look = 0; look < LOOKS; look++)
+        if (is_long(&wait)) return 2;
+    told++;
+    int looks = 0;
+    while (!is_long(&wait) && looks <= LOOKS) looks++;
+    if (looks >= LOOKS) return 3;
+    told--;
+    return is_long(&wait) ? 0 : 4; /* it stays so */
+}
+"""
+
+
+def test_a_wait_is_as_long_as_the_clock_says(tmp_path: Path) -> None:
+    compiler = next(filter(shutil.which, COMPILERS), None)
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "wait.c").write_text(f"#include <stdint.h>\n{WAIT}", encoding="utf-8")
+    command = [compiler, "-pthread", "-w", f"-I{SOURCE}", "wait.c", "-o", "wait"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=step.SECONDS)
+    assert subprocess.run([tmp_path / "wait"], check=False, timeout=300).returncode == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "right", "wrong"),

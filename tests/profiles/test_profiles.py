@@ -20,6 +20,7 @@ from omnidraft.errors import ProfileError
 from omnidraft.profiles.manifest import PROFILE_FORMAT, Key, Profile, Setting, model_name
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
+from omnidraft.systems import DEVICES
 from support.small_profiles import KEY, header, made, number_of, numbered, saved, saving_process
 
 
@@ -84,7 +85,7 @@ def test_the_last_save_counts_and_nothing_is_made_before_a_claim(tmp_path: Path)
 
 NASTY = [
     "../x", "../../x", "..", ".", "a/b", "a\\b", "a--b", "A/B", "Ab", "ab", "aB", "x" * 200, "x" * 199 + "y",
-    "é", "日本語", "한국어", "nul", "a b", "~", "-rf", "*", "C:x", "a:b", "name-0123456789ab",
+    "é", "日本語", "한국어", "nul", "aux.gguf", "CON", "a b", "~", "-rf", "*", "C:x", "a:b", "name-0123456789ab",
 ]  # fmt: skip
 
 
@@ -98,6 +99,7 @@ def test_names_neither_escape_nor_meet(tmp_path: Path) -> None:
         path = store.file(key).path
         assert path.resolve().relative_to(store.root.resolve()).with_suffix("").parts == key.place
         assert all(part.isascii() and len(part) <= 80 for part in key.place)
+        assert not {part.partition(".")[0].upper() for part in key.place} & DEVICES, "which Windows takes for others"
         saved(store.file(key), numbered(number), key)
     assert [number_of(store.file(key).load(key)) for key in keys] == list(range(len(keys)))
     assert names(tmp_path) == ["profiles"]

@@ -48,7 +48,7 @@ def test_chat_and_serve(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     server = SimpleNamespace(run=lambda: served.append("serve"))
     monkeypatch.setattr("omnidraft.server.run.Running", lambda *_, **__: server)
     line = b"Question: Tim has 4 boxes of 6 pens. How many pens has he?\n"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line), encoding="utf-8"))
     named = commands(README)
     assert [words[1] for words in named] == ["chat", "serve"]
     assert [main(words[1:]) for words in named] == [0, 0]

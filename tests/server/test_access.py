@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mimetypes
 import re
 import socket
 import threading
@@ -220,6 +221,17 @@ def test_every_answer_forbids_foreign_content(server: At) -> None:
         assert answer.headers["content-security-policy"] == POLICY
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store"
+
+
+def test_the_page_is_of_the_kind_that_browsers_take(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a system's own list, as that of Windows, calls scripts plain text."""
+    monkeypatch.setattr(mimetypes, "_db", mimetypes.MimeTypes())
+    for ending in (".js", ".css", ".svg", ".html"):
+        mimetypes.add_type("text/plain", ending)
+    with serving([chat], None, {"draft_length": 0}) as at:
+        paths = ("/page/api.js", "/page/style.css", "/page/icon.svg", "/page/index.html")
+        kinds = [at.get(path).headers["content-type"].partition(";")[0] for path in paths]
+    assert kinds == ["text/javascript", "text/css", "image/svg+xml", "text/html"]
 
 
 def test_the_default_address_is_this_machine_alone(server: At) -> None:

@@ -24,7 +24,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
 import omnidraft.server.requests.grammar_options
-import omnidraft.server.requests.tasks
+import omnidraft.server.requests.tasks  # noqa: F401  both are looked for by their names
 from omnidraft.errors import ConfigError
 from support.serving import PATIENT, QUESTION, At, events, serving, user
 from support.waiting import WAIT_S

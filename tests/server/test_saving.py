@@ -222,6 +222,18 @@ def test_an_end_waits_for_no_prompt_to_be_read(chat: Path, monkeypatch: pytest.M
     assert parts < 80
 
 
+def test_a_console_that_is_closed_ends_the_server(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the signal that Windows has for it, in place of which another comes here."""
+    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR1, raising=False)
+
+    def ask(at: At) -> None:
+        signal_here(signal.SIGUSR1)
+        until(lambda: not healthy(at.url))
+
+    assert not run_here(chat, None, {"draft_length": 0}, ask)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
 # ---------------------------------------------------------------- as a process
 
 

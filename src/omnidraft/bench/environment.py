@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import re
 import shlex
@@ -15,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import omnidraft
+from omnidraft.systems import logical_processors, processor_name
 
 if TYPE_CHECKING:
     import torch
 
-CPUINFO = Path("/proc/cpuinfo")
 PACKAGE = Path(omnidraft.__file__)
+# folders of a path outside the working one, of any system, behind what may be an option
+OUTSIDE = re.compile(r"^([^=]*=)?(?=[/~\\]|[A-Za-z]:[/\\]|(.*[/\\])?\.\.[/\\]).*[/\\]")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -35,8 +36,8 @@ def machine(device: torch.device) -> dict[str, Any]:
         **libraries,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
+        "cpu": processor_name(),
+        "cores": logical_processors(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
     }
@@ -44,7 +45,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def command(words: Sequence[str]) -> str:
     """The command line; of paths outside the working folder, also after a `=`, only the last name."""
-    return shlex.join(re.sub(r"^([^=]*=)?(?=[/~]|(.*/)?\.\./).*/", r"\1", word) for word in words)
+    return shlex.join(OUTSIDE.sub(r"\1", word) for word in words)
 
 
 def commit(file: Path = PACKAGE) -> str | None:
@@ -63,12 +64,3 @@ def commit(file: Path = PACKAGE) -> str | None:
         return None
     head = ask("rev-parse", "--short=12", "HEAD")
     return head and head + ("+dirty" if ask("status", "--porcelain", "--", ".") else "")
-
-
-def _cpu() -> str:
-    try:
-        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from omnidraft import defaults, zoo
 from omnidraft.config import Settings, names, suggestion
+from omnidraft.cores import default_threads
 from omnidraft.errors import ConfigError
 from omnidraft.models.interpreter import check_docstrings
 from omnidraft.models.memory import check_libraries, size
@@ -29,6 +30,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 MAX_INTEGER = 2**31  # above any integer argument
 DRAFTER = defaults.DRAFTER  # the default
 TARGET = zoo.TARGET  # of examples, as is the next
+THREADS = "threads to compute with (default: one for each fast core that this process may use)"
 PAIR = f"--target {TARGET} --drafter {DRAFTER}"
 
 
@@ -97,7 +99,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_a
         "metavar": "N",
         "help": "maximum tokens of an answer (default: %(default)s)",
     },
-    "--threads": {"type": at_least(1), "metavar": "N", "help": "threads of PyTorch (default: its own choice)"},
+    "--threads": {"type": at_least(1), "metavar": "N", "help": THREADS},
     "--seed": {
         "type": at_least(0),
         "default": 0,
@@ -244,7 +246,7 @@ def _value(text: str) -> Any:
 def load_models(options: argparse.Namespace, **settings: Any) -> OmniDraft:
     """The target and the drafter that the options name, on their device; warnings go to stderr."""
     announce(options.target)
-    prepare_libraries()
+    prepare_libraries(getattr(options, "threads", None))
     from omnidraft.api import load
 
     places = {"dtype": options.dtype, "device": options.device, "warn": say}
@@ -262,13 +264,16 @@ def announce(*models: str) -> None:
 
 
 def prepare_libraries(threads: int | None = None) -> None:
-    """Silence advice, reports of retries, and progress bars unless stderr is a terminal; set PyTorch's threads."""
+    """Silence advice, reports of retries, and progress bars unless stderr is a terminal; set PyTorch's threads.
+
+    Without a number, they are as many as pay, unless the environment gives PyTorch one.
+    """
     check_docstrings()
     check_libraries()
     import torch
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if (count := threads or default_threads()) is not None:
+        torch.set_num_threads(count)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     silence(bars=sys.stderr.isatty())
 

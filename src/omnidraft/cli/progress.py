@@ -12,13 +12,13 @@ EVERY_S = 10.0  # between lines
 
 def progress(console: Console, task: str, steps: int) -> Callable[[], None]:
     """A function to call after each step; every EVERY_S seconds it prints the steps done and the time left."""
-    began = said = time.monotonic()
+    began = said = time.perf_counter()
     done = 0
 
     def step() -> None:
         nonlocal done, said
         done += 1
-        now = time.monotonic()
+        now = time.perf_counter()
         if now - said >= EVERY_S:
             said = now
             left = (now - began) / done * (steps - done)

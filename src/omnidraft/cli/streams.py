@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import IO, TYPE_CHECKING, TextIO, cast
 
+from omnidraft import systems
 from omnidraft.cli import flags
 from omnidraft.models.memory import is_shortage, shortage
 
@@ -53,9 +54,16 @@ def usable() -> Iterator[Output]:
             stack.enter_context(redirect_stdout(out))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without the character must not end the answer
+            if _is_of_code_page(sys.stdout):
+                sys.stdout.reconfigure(encoding="utf-8")
         if (err := _above(sys.stderr, Output(closed=False))) is not None:
             stack.enter_context(redirect_stderr(err))
         yield output
+
+
+def _is_of_code_page(stream: TextIO) -> bool:
+    """True for a file or a pipe of Windows, whose own characters would leave out most of the world's."""
+    return systems.on_windows() and not stream.isatty() and "PYTHONIOENCODING" not in os.environ
 
 
 def failed(error: Exception, output: Output) -> int:
@@ -129,7 +137,8 @@ class _Noting(io.RawIOBase):
                 if written := self._raw.write(data):
                     return written
             except OSError as error:
-                self._output.failure = error
+                gone = systems.is_without_reader(error)
+                self._output.failure = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) if gone else error
                 if not self._loses:
-                    raise
+                    raise self._output.failure from None
         return memoryview(data).nbytes

@@ -25,9 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from omnidraft import systems
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.config import Learning
+from omnidraft.cores import threads_that_pay
 from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.online_adaptation import Learned
 from omnidraft.distillation.replay_buffer import REPLAY_BYTES
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("omnidraft")
 WORKER = "from omnidraft.distillation.background_trainer import work; work()"
-NICENESS = 19
 DEAD = "the background trainer has died: load the models again, or use adapt='inline'"
 FLUSH_S = 900.0  # that a flush takes at most
 SAID_S = 10.0  # after which a flush says that it takes its time
@@ -100,7 +101,7 @@ class BackgroundTrainer:
             [sys.executable, "-P", "-c", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the parent, which says when to end
+            **systems.background_options(),  # Ctrl-C is for the parent, which says when to end
             env=os.environ
             | {
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path and isinstance(path, str)),
@@ -139,12 +140,12 @@ class BackgroundTrainer:
         if threading.current_thread() in self._threads:  # a finalizer, where the answer would go through
             raise OmniDraftError("the last answers were not used for training: call close() before exit")
         self._flushed.clear()
-        began = time.monotonic()
+        began = time.perf_counter()
         self._messages.put(_Signal.FLUSH)
         said = False
         while not self._flushed.wait(LOOK_S):
             meanwhile()
-            waited = time.monotonic() - began
+            waited = time.perf_counter() - began
             if not self.alive:
                 raise OmniDraftError(DEAD)
             if waited > FLUSH_S:
@@ -208,9 +209,8 @@ def work() -> None:
     """Learn from the messages on stdin, until it ends; the main function of the process."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's output must not be taken for a message
-    with contextlib.suppress(OSError, AttributeError):  # not on every system
-        os.nice(NICENESS)
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    systems.lower_priority()
+    torch.set_num_threads(max(1, threads_that_pay() // 2))
     if (start := _received(source)) is not None:
         _Worker(source, sink, *start).run()
 

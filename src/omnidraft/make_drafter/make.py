@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from omnidraft import systems
 from omnidraft.distillation.teacher import TrainingExample
 from omnidraft.errors import ConfigError, InputError
 from omnidraft.make_drafter import shards
@@ -55,7 +56,7 @@ class _Text:
 
 def text_folder(out: Path, teacher: LoadedModel) -> Path:
     """Where the text of a teacher lies."""
-    return out / "text" / teacher.name.replace("/", "--")
+    return out / "text" / systems.file_name(teacher.name.replace("/", "--"))
 
 
 def train(
@@ -91,15 +92,15 @@ def train(
     if (checkpoint := out / "checkpoint.pt").exists():
         trainer.resume(torch.load(checkpoint, map_location="cpu", weights_only=True))
         say(f"going on after {trainer.tokens:,} tokens")
-    saved = time.monotonic()
+    saved = time.perf_counter()
     rng = np.random.default_rng([training.seed, trainer.tokens])
     for batch in _endless(texts, training.batch_tokens, rng, say):
         if trainer.finished:
             break
         trainer.step(batch)
-        if time.monotonic() - saved > 60 * MINUTES:
+        if time.perf_counter() - saved > 60 * MINUTES:
             _save(trainer, tokenizer, texts, out, say)
-            saved = time.monotonic()
+            saved = time.perf_counter()
     _save(trainer, tokenizer, texts, out, say)
 
 

@@ -226,10 +226,10 @@ def write_text(
     with torch.inference_mode():
         teacher = Teacher(loaded, prompts, writing)
     finished: list[TeacherConversation] = []
-    began = time.monotonic()
+    began = time.perf_counter()
     for some in teacher.write(i for i in itertools.count() if i not in done):
         finished += some
-        wrote, passed = sum(int(each.written.sum()) for each in finished), time.monotonic() - began
+        wrote, passed = sum(int(each.written.sum()) for each in finished), time.perf_counter() - began
         if not finished or (tokens + wrote < writing.text_tokens and passed < writing.shard_minutes * 60):
             continue
         shards.save(folder / f"shard-{len(paths):05d}.npz", finished)
@@ -237,4 +237,4 @@ def write_text(
         say(f"{loaded.name}: {tokens:,} tokens written, {wrote / passed:.0f} a second")
         if tokens >= writing.text_tokens:
             return
-        finished, began = [], time.monotonic()
+        finished, began = [], time.perf_counter()

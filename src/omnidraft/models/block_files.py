@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from omnidraft import systems
 from omnidraft.errors import ConfigError
 from omnidraft.storage import beside, remove
 
@@ -142,7 +143,7 @@ class BlockFiles:
             with temporary.open("wb") as file:
                 file.write(MAGIC + checksum.digest() + header.before + size + ids)
                 file.write(data)
-            temporary.replace(path)
+            systems.patiently(temporary.replace, path)
         except BaseException:
             with suppress(OSError):
                 remove(temporary)

@@ -9,14 +9,14 @@ from typing import Self
 
 import torch
 
+from omnidraft import systems
 from omnidraft.errors import OmniDraftError
 
 
 @cache
 def mind_forks() -> None:
     """Have processes that are forked from now on compute with one thread of torch's, the only one that they have."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+    systems.after_fork(partial(torch.set_num_threads, 1))
 
 
 class ForkLock:

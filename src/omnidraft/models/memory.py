@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from omnidraft import systems
 from omnidraft.errors import ModelError, OmniDraftError
 
 FIX = "use a smaller model, or free some memory"
@@ -37,12 +36,12 @@ def _is_short(error: BaseException) -> bool:
     kinds: tuple[type[BaseException], ...] = (MemoryError,)
     if (torch := sys.modules.get("torch")) is not None:
         kinds += (torch.cuda.OutOfMemoryError,)
-    said = str(error)  # PyTorch has no kind of its own for CPUs, nor has the reader of safetensors
+    said = str(error)
     return (
         isinstance(error, kinds)
-        or os.strerror(errno.ENOMEM) in said
+        or systems.is_out_of_memory(error)  # PyTorch has no kind of its own for CPUs, nor has the reader of safetensors
         or (isinstance(error, ImportError) and UNMAPPED in said)
-        or (said == NO_THREAD and _limit() is not None)  # whose stack takes megabytes
+        or (said == NO_THREAD and systems.address_limit() is not None)  # whose stack takes megabytes
     )
 
 
@@ -83,7 +82,7 @@ def raise_for_pass(error: BaseException, tokens: int, token_bytes: Callable[[], 
 
 def check_libraries() -> None:
     """Raise ModelError where the libraries themselves do not fit: some end the process then."""
-    if (limit := _limit()) is None:
+    if (limit := systems.address_limit()) is None:
         return
     import psutil  # noqa: F401  (later there may be no memory to import it)
 
@@ -103,7 +102,9 @@ def free_bytes() -> int:
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    return free if (limit := _limit()) is None else max(0, min(free, limit - psutil.Process().memory_info().vms))
+    if (limit := systems.address_limit()) is None:
+        return free
+    return max(0, min(free, limit - int(psutil.Process().memory_info().vms)))
 
 
 def _held() -> int:
@@ -111,17 +112,7 @@ def _held() -> int:
     import psutil
 
     info = psutil.Process().memory_info()
-    return int(info.rss if _limit() is None else info.vms)
-
-
-def _limit() -> int | None:
-    """The bound of this process's address space; None where it has none."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    soft: int = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if soft == resource.RLIM_INFINITY else soft
+    return int(info.rss if systems.address_limit() is None else info.vms)
 
 
 def size(count: float) -> str:

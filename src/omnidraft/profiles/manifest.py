@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from omnidraft import systems
 from omnidraft.errors import ProfileError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def model_name(name: str) -> str:
 
 
 def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "--", name)[:60].strip(".-") or "unnamed"
+    return systems.file_name(re.sub(r"[^A-Za-z0-9._-]+", "--", name)[:60].strip(".-") or "unnamed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mimetypes
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -42,6 +43,8 @@ from omnidraft.server.running.user_memories import KEYLESS
 from omnidraft.server.server_settings import MEGABYTE, Serving
 
 PAGE = Path(__file__).parent / "page"
+# of its files: Windows asks its registry, where other programs may have called scripts plain text
+KINDS = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
 GONE = 499  # nobody reads it
 AnyT = TypeVar("AnyT", bound=base.Body)
 Make = Callable[[Any, ServedModel, Serving], Sequence[Task]]
@@ -408,6 +411,8 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
         app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     app.add_api_route("/", server.home, methods=["GET", "HEAD"], include_in_schema=False)
     if PAGE.is_dir():
+        for ending, medium in KINDS.items():
+            mimetypes.add_type(medium, ending)
         app.mount("/page", StaticFiles(directory=PAGE))
     app.add_middleware(Guard, settings=server.settings, most=most)
     if server.settings.cors_origin:

@@ -17,6 +17,7 @@ from omnidraft.server.running.metrics import Metrics
 from omnidraft.server.running.request_queue import Scheduler
 from omnidraft.server.running.served_model import ServedModel, load_all
 from omnidraft.server.server_settings import Serving
+from omnidraft.systems import end_signals
 
 SPARE = 128  # requests beside those that have a lane or wait for one: to be sent away with a 429, or not read
 LOOK_S = 0.1  # between looks for a signal, as uvicorn has it
@@ -108,7 +109,7 @@ class Running:
 
     def run(self) -> None:
         """Serve until a signal or `end`; raises what loading the models raises, and KeyboardInterrupt after Ctrl-C."""
-        before: dict[signal.Signals, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+        before: dict[signal.Signals, Any] = {each: signal.getsignal(each) for each in end_signals()}
         try:
             _handle(dict.fromkeys(before, self._uvicorn.handle_exit))  # while profiles are saved, too
             self._uvicorn.run(sockets=[self._socket])
@@ -135,7 +136,9 @@ def _listen(settings: Serving) -> socket.socket:
     try:
         family, *_, place = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((str(place[0]), int(place[1])), family=family, backlog=128)
-        # read anew, it knows its protocol, without which asyncio leaves small pieces waiting for 40 ms
-        return socket.socket(fileno=listener.detach())
+        # small pieces do not wait for 40 ms: asyncio sees to it where a socket knows its protocol; connections of
+        # Windows do not, and take after the one that listens
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listener.detach())
     except OSError as error:
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port} ({error}): use another --port") from error

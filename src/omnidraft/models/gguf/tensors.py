@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from omnidraft import systems
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import OUTSIDE, Described
 from omnidraft.models.gguf.header import QUANTIZATIONS, Header, Stamp, TensorInfo, changed
@@ -103,12 +104,7 @@ def rows_in(file: FileIO, info: TensorInfo, rows: int, start: int, end: int) -> 
     content = np.empty((end - start, width), np.uint8)
     view, done = content.reshape(-1).data, 0
     while done < content.nbytes:  # the system gives no more than 2 GiB at once
-        place = info.start + start * width + done
-        if hasattr(os, "preadv"):  # which does not move the place of a file that a fork shares
-            some = os.preadv(file.fileno(), [view[done:]], place)
-        else:
-            file.seek(place)
-            some = file.readinto(view[done:])
+        some = systems.read_at(file, view[done:], info.start + start * width + done)
         if not some:
             raise ModelError(changed(info.path.name))
         done += some

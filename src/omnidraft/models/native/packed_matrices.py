@@ -20,7 +20,6 @@ GGML_TYPES = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # those that step.c take
 FLOAT_TYPES = (0, 1, 30)  # F32, F16 and BF16, which have no scales
 SAMPLED = 16  # rows
 READ_BYTES = 2**21  # of a file that are read at a time, about: they stay in a cache, and in memory that is used again
-LINE = 64  # bytes: where a vector begins
 Q5_1 = 7  # a GGML type: blocks of ENTRIES columns, with a scale and the least value in 16 bits, and 5 bits a column
 ENTRIES, LARGEST = 32, 31
 # the largest weight of a matrix whose scales and least values numbers of 16 bits hold: above and below
@@ -130,10 +129,9 @@ def _packed(stored: StoredMatrix) -> PackedMatrix:
     library, out = native.step_functions(), stored.out
     size = library.packed_bytes(stored.kind, out, stored.columns)
     try:
-        room = torch.empty(size + LINE, dtype=torch.uint8, device="cpu")
+        weights = native.weight_memory(size)
     except (MemoryError, RuntimeError) as error:
         raise ModelError(shortage(f"weights {stored.name}", size)) from error
-    weights = room[-room.data_ptr() % LINE :][:size]
     panels = -(-out // PANEL)
     step = out if stored.order is not None else max(1, READ_BYTES * panels // size) * PANEL
     order = None if stored.order is None else np.ascontiguousarray(stored.order, dtype=np.int64)

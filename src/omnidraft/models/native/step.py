@@ -27,6 +27,7 @@ from omnidraft.models.int8_format import rounded
 from omnidraft.models.memory import shortage
 from omnidraft.models.native.prebuilt import OPTIONS, SOURCE, prebuilt, source_bytes
 from omnidraft.storage import cache_folder
+from omnidraft.systems import large_pages
 
 PRECISIONS = ("int8",)  # of weights that step.c takes
 WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c
@@ -37,6 +38,7 @@ PANEL = 16  # rows of matrices of other kinds that lie side by side, as in block
 LANES = 16  # tokens whose keys lie side by side, as in step.c
 BLOCK = 256  # tokens whose keys and values lie in one piece of memory, as in step.c
 ROWS = 4096  # of a matrix that are rounded at once
+LINE = 64  # bytes: where a vector begins
 SECONDS = 120  # for the compiler
 MEASURED = 8192, 2048  # entries of a matrix: 64 MiB in 32 bits
 TIMES = 5  # of which the fastest counts
@@ -106,6 +108,14 @@ class PackedMatrix(NamedTuple):
     kind: int
 
 
+def weight_memory(count: int) -> torch.Tensor:
+    """Memory for weights, (count) uint8, where a vector begins."""
+    if (large := large_pages(count)) is not None:
+        return torch.frombuffer(large, dtype=torch.uint8)
+    room = torch.empty(count + LINE, dtype=torch.uint8, device="cpu")
+    return room[-room.data_ptr() % LINE :][:count]
+
+
 class Group:
     """Up to MATRICES matrices with the same inputs, one below the other; another process can have its tensors."""
 
@@ -142,7 +152,7 @@ class Int8Group(Group):
         out, columns = weight.shape
         chunks = -(-columns // CHUNK_COLUMNS)
         width = -(-columns // (chunks * WIDTH)) * WIDTH
-        weights = torch.empty(chunks, out, width, dtype=torch.int8, device="cpu")
+        weights = weight_memory(chunks * out * width).view(torch.int8).view(chunks, out, width)
         scales = torch.empty(out, dtype=torch.float32, device="cpu")
         for start in range(0, out, ROWS):  # a large matrix is never whole in 32 bits
             block, scales[start : start + ROWS] = rounded(weight[start : start + ROWS])

@@ -8,8 +8,10 @@ with something else to do made a pass fifty times as long. */
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <time.h>
 
-#define SPINS 1000 /* looks for a job, some tens of microseconds, before a thread sleeps */
+#define SPIN_NS 5000 /* that a thread looks for a job before it sleeps */
+#define LOOKS 16     /* with a pause each, between two at the clock */
 #if defined(__x86_64__) || defined(__i386__)
 #define PAUSE __builtin_ia32_pause()
 #elif defined(__aarch64__)
@@ -47,13 +49,29 @@ static void take_shares(void) {
     }
 }
 
+typedef struct {
+    int looks, over;
+    int64_t end;
+} Wait; /* zero when it begins */
+
+/* pause, and whether the wait lasts for SPIN_NS already: counted are no pauses, of which one takes from 3 to 50 ns */
+static int is_long(Wait *wait) {
+    struct timespec now;
+    PAUSE;
+    if (wait->over || ++wait->looks % LOOKS) return wait->over;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t time = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+    if (!wait->end) wait->end = time + SPIN_NS;
+    return wait->over = time >= wait->end;
+}
+
 static int is_allowed(void *number) { return (intptr_t)number < atomic_load(&pool.allowed); }
 
 static void *serve(void *number) {
     for (;;) {
-        int spins = 0;
-        while (!is_open() && ++spins < SPINS) PAUSE;
-        if (spins == SPINS || !is_allowed(number)) {
+        Wait wait = {0};
+        while (!is_open() && !is_long(&wait));
+        if (wait.over || !is_allowed(number)) {
             pthread_mutex_lock(&pool.lock);
             while (!is_allowed(number)) pthread_cond_wait(&pool.more, &pool.lock);
             atomic_fetch_add(&pool.sleeping, 1);
@@ -106,7 +124,7 @@ static void run(Work *work, const void *job, int64_t shares, int threads) {
         pthread_mutex_unlock(&pool.lock);
     }
     take_shares();
-    for (int spins = 0; atomic_load(&pool.done) < shares; PAUSE)
-        if (++spins > SPINS) sched_yield();
+    for (Wait wait = {0}; atomic_load(&pool.done) < shares;)
+        if (is_long(&wait)) sched_yield();
     pthread_mutex_unlock(&pool.busy);
 }

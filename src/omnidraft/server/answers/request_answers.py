@@ -152,19 +152,19 @@ class Reply(ABC):
         try:
             for each in self.begin():
                 yield each
-            said = time.monotonic()
+            said = time.perf_counter()
             async for answer, delta in self.batch.deltas(QUIET_S):
                 if isinstance(delta, Progress):
                     events = [*self.progress(delta)]
                 else:
                     events = [] if delta is None else [*self.add(answer, delta)]
                 if not events and (
-                    delta is None or time.monotonic() - said > QUIET_S
+                    delta is None or time.perf_counter() - said > QUIET_S
                 ):  # long calls are told when whole
                     events = [self.alive()]
                 for each in events:
                     yield each
-                said = time.monotonic() if events else said
+                said = time.perf_counter() if events else said
             for each in self.end():
                 yield each
         except ApiError as error:

@@ -93,12 +93,12 @@ class Task:
     send: Callable[[Event], object] = lambda _: None
     first: Task | None = None  # of the same prompt: once it is read there, this one begins with a copy
     cancelled: bool = False
-    born: float = field(default_factory=time.monotonic)
+    born: float = field(default_factory=time.perf_counter)
 
     @property
     def age(self) -> float:
         """Seconds since it came."""
-        return time.monotonic() - self.born
+        return time.perf_counter() - self.born
 
     @property
     def needs(self) -> int:
@@ -116,10 +116,10 @@ class _Running:
     task: Task
     state: LaneState
     stream: Stream
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.perf_counter)
     first: float | None = None  # when its first round was over
     made: int = 0  # tokens of its rounds so far
-    told: float = field(default_factory=time.monotonic)  # when its progress was told last
+    told: float = field(default_factory=time.perf_counter)  # when its progress was told last
 
     @property
     def cached(self) -> int:
@@ -215,11 +215,11 @@ class Scheduler:
             return
         self.ready.set()
         try:
-            saved = time.monotonic()
+            saved = time.perf_counter()
             while self._admit():
                 self._turn(list(self._running))
-                if time.monotonic() - saved >= self._settings.save_every_s:
-                    saved = time.monotonic()
+                if time.perf_counter() - saved >= self._settings.save_every_s:
+                    saved = time.perf_counter()
                     self._save()
         except BaseException as error:  # noqa: BLE001  raised again by who started the server
             _log.critical("the models failed", exc_info=True)
@@ -331,7 +331,7 @@ class Scheduler:
                 self._stepped(run, step.text)
 
     def _tell_progress(self, run: _Running) -> None:
-        now, task, lane = time.monotonic(), run.task, run.stream.lane
+        now, task, lane = time.perf_counter(), run.task, run.stream.lane
         if task.tells_progress and now - run.told >= PROGRESS_S:
             run.told, total = now, len(task.ids)
             done = total - lane.behind(run.stream.request)
@@ -340,7 +340,7 @@ class Scheduler:
     def _stepped(self, run: _Running, text: str | None) -> None:
         """Tell a request of its round, or None, of its end."""
         task, stream = run.task, run.stream
-        now, rounds = time.monotonic(), stream.records
+        now, rounds = time.perf_counter(), stream.records
         if text is None and not (rounds and rounds[-1].finish):  # it was stopped
             end = "cancelled" if task.cancelled else "timeout"
             task.tell(ApiError(504, "the answer took too long: ask for fewer tokens", code="timeout"))
