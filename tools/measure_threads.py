@@ -126,7 +126,7 @@ def levels(machine: str, flags: Collection[str]) -> dict[str, Sequence[str]]:
     if machine not in {"x86_64", "AMD64"}:
         return {"all": ()}
     had = {name: left_out for name, (left_out, needed) in LEVELS.items() if not needed or needed in flags}
-    return had | {list(had)[-1]: ()}
+    return {**had, list(had)[-1]: ()}
 
 
 def flags_of_processor() -> list[str]:
