@@ -121,7 +121,7 @@ def measured(model: NativeModel, threads: Sequence[int], rows: Sequence[int], se
     return [[*each, statistics.median(times[1:]), len(times) - 1] for each, times in taken.items()]
 
 
-def levels(machine: str, flags: Collection[str]) -> dict[str, Sequence[str]]:
+def levels(machine: str, flags: Collection[str]) -> Mapping[str, Sequence[str]]:
     """Those that a processor has, the least first, by what a compiler is told to leave out."""
     if machine not in {"x86_64", "AMD64"}:
         return {"all": ()}
