@@ -11,14 +11,13 @@ VLLM_PIP := $(VLLM) -m pip install --quiet --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 VERSION = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 NEWEST = .newest/$(VERSION)
+WHEELS := .wheels
 WHEEL := .wheel-check
 WHEEL_PIP := $(WHEEL)/env/bin/python -Im pip install --quiet --disable-pip-version-check
-# the most that it may have
-WHEEL_BYTES := 45000000
 # runs a command without a network; empty where that is not allowed
 ALONE := $(shell unshare -rn true 2>/dev/null && echo unshare -rn)
 
-.PHONY: setup demo test unit coverage check newest newest-setup newest-test wheel-check vllm vllm-test clean
+.PHONY: setup demo test unit coverage check newest newest-setup newest-test wheels wheel-check vllm vllm-test clean
 
 setup: $(STAMP)
 
@@ -62,16 +61,22 @@ newest-setup:
 newest-test:
 	$(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -m 'snippet or not slow' $(TESTS)
 
-# What is released, for Linux on x86-64: an sdist, and the wheel built from it.  The wheel is tried as a user has it: in
-# an environment with the newest libraries, elsewhere, without a network (but for the server's own) and a compiler.
-wheel-check: $(STAMP)
+# What is released: an sdist, and from it a wheel for each platform, all of them made and taken apart on Linux.
+wheels: $(STAMP)
+	rm -rf $(WHEELS)
+	$(BIN)/python -m build --quiet --sdist --no-isolation --outdir $(WHEELS) .
+	for tag in $$($(BIN)/python tools/check_wheels.py --tags); do \
+		OMNIDRAFT_PREBUILT=$$tag $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+			--wheel-dir $(WHEELS) $(WHEELS)/*.tar.gz || exit 1; \
+	done
+	$(BIN)/python tools/check_wheels.py $(WHEELS)/*.whl
+
+# The one for Linux on x86-64 as a user has it: in an environment with the newest libraries, elsewhere, without a network
+# (but for the server's own) and a compiler.
+wheel-check: wheels
 	rm -rf $(WHEEL)
-	$(BIN)/python -m build --quiet --sdist --outdir $(WHEEL)/dist .
-	OMNIDRAFT_PREBUILT=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(WHEEL)/dist $(WHEEL)/dist/*.tar.gz
-	@size=$$(cat $(WHEEL)/dist/*.whl | wc -c); echo "The wheel has $$size bytes; $(WHEEL_BYTES) are allowed."; \
-		test $$size -le $(WHEEL_BYTES)
 	"$(PYTHON)" -m venv $(WHEEL)/env
-	$(WHEEL_PIP) $(TORCH) openai "$$(echo $(WHEEL)/dist/*.whl)[gguf,serve]"
+	$(WHEEL_PIP) $(TORCH) openai "$$(echo $(WHEELS)/*manylinux*_x86_64.whl)[gguf,serve]"
 	@test -n '$(ALONE)' || echo 'No network namespace can be made here: the demo has HF_HUB_OFFLINE=1 alone.'
 	here=$$PWD && bin=$$here/$(WHEEL)/env/bin && folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && \
 		export HF_HUB_OFFLINE=1 OMNIDRAFT_HOME="$$folder/home" && unset PYTHONPATH CC && \
@@ -92,5 +97,5 @@ vllm-test: vllm
 	$(VLLM) -m pytest -q -p no:cacheprovider -W default tests/vllm_proposer
 
 clean:
-	rm -rf .venv .newest .wheel-check .vllm .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .newest .wheels .wheel-check .vllm .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,7 +4,7 @@
    values (out, in) and the results (rows, out).  Every piece of memory has the size that it needs. */
 
 static void *of_bytes(int64_t count) {
-    void *memory = aligned_alloc(64, (count + 63) / 64 * 64);
+    void *memory = aligned_bytes((count + 63) / 64 * 64);
     if (!memory) exit(2);
     return memory;
 }
@@ -33,7 +33,7 @@ static int matrices(void) {
         if (apply_group(&one, NULL, 0, 0, 0, x, rows, y, threads) != DONE) return 4;
         fwrite(values, sizeof *values, out * in, stdout);
         fwrite(y, sizeof *y, all, stdout);
-        free(panels), free(x), free(values), free(y), free(ids);
+        free_aligned(panels), free(x), free(values), free(y), free(ids);
     }
     return 0;
 }

@@ -1,31 +1,37 @@
 /* step.c for the sanitizers of compilers and for other processors, see test_step.py: passes over a small random model,
-   or with an argument matrices of blocks. */
+   whose results it writes, or with an argument matrices of blocks.  With LIBRARY, the functions are those of the library
+   that another argument before it names. */
 
-#include <stdlib.h>
+#include "system.h"
 
 static _Atomic int left = -1; /* allocations that succeed from now on, -1 for all */
 
 static int refuses(void) { return left >= 0 && left-- == 0; }
 static void *some(size_t size) { return refuses() ? NULL : malloc(size); }
-static void *aligned(size_t alignment, size_t size) { return refuses() ? NULL : aligned_alloc(alignment, size); }
+static void *aligned(size_t size) { return refuses() ? NULL : aligned_bytes(size); }
 #define malloc some
-#define aligned_alloc aligned
+#undef aligned_bytes
+#define aligned_bytes aligned
 #include "step.c"
 #undef malloc
-#undef aligned_alloc
 
+#ifdef LIBRARY
+#include "library.h"
+#endif
 #include <stdio.h>
 
 #include "matrices.h"
 
-enum { LAYERS = 2, HEADS = 6, KEY_HEADS = 2, SIZE = 10, HIDDEN = 40, INNER = 70, TOKENS = 2 * BLOCK + 70, TEXTS = 3 };
-enum { QUEUE = (HEADS + 2 * KEY_HEADS) * SIZE, KINDS = 4, COLUMNS = SIZE + 5 };
+enum { LAYERS = 2, HEADS = 6, KEY_HEADS = 2, HEAD_SIZE = 10, HIDDEN = 40, INNER = 70, TOKENS = 2 * BLOCK + 70 };
+enum { TEXTS = 3, QUEUE = (HEADS + 2 * KEY_HEADS) * HEAD_SIZE, KINDS = 4, COLUMNS = HEAD_SIZE + 5 };
 
-#define CHECK(holds) \
+#define CHECK(holds) CHECK_AT(holds, __LINE__)
+#define CHECK_AT(holds, line) \
     if (!(holds)) { \
-        fprintf(stderr, "line %d: %s does not hold\n", __LINE__, #holds); \
+        fputs("line " TEXT_OF(line) ": " #holds " does not hold\n", stderr); \
         exit(1); \
     }
+#define TEXT_OF(line) #line
 
 typedef struct {
     Half *blocks[TOKENS / BLOCK + 1];
@@ -35,8 +41,10 @@ typedef struct {
 
 static Layer layers[LAYERS];
 static Shape shape; /* of one of KINDS */
-static float angles[TOKENS][COLUMNS], ones[HEADS * SIZE];
+static float angles[TOKENS][COLUMNS], ones[HEADS * HEAD_SIZE];
 static uint32_t state = 1;
+
+static int is_finite(float x) { return x - x == 0; }
 
 static float random_number(void) {
     state = state * 1664525 + 1013904223;
@@ -85,20 +93,23 @@ typedef struct {
     int threads;
 } Reader;
 
-static void *reads(void *given) {
+static atomic_int finished; /* readers */
+
+static THREAD reads(void *given) {
     const Reader *reader = given;
     Text *text = calloc(1, sizeof *text);
     start(text);
     read_text(text, reader->x, reader->rows, reader->threads);
     CHECK(!memcmp(text->x, reader->expected, sizeof text->x));
     stop(text);
-    return NULL;
+    atomic_fetch_add(&finished, 1);
+    return 0;
 }
 
 /* the switches of a kind of model: those of Llama, of Gemma 2, of Command R, of OLMo with a rotation of a part */
 static void choose_kind(int kind) {
     const float *none = NULL;
-    shape = (Shape){.layers = LAYERS, .heads = HEADS, .key_heads = KEY_HEADS, .size = SIZE, .columns = COLUMNS,
+    shape = (Shape){.layers = LAYERS, .heads = HEADS, .key_heads = KEY_HEADS, .size = HEAD_SIZE, .columns = COLUMNS,
                     .epsilon = 1e-5f, .attention_scale = 0.3f};
     shape.gelu = kind == 1;
     shape.score_cap = kind == 1 ? 5 : 0;
@@ -110,25 +121,33 @@ static void choose_kind(int kind) {
         layer->before_attention = layer->before_mlp = kind == 3 ? none : ones;
         layer->after_attention = layer->after_mlp = kind % 2 ? ones : none;
         layer->query_norm = layer->key_norm = kind ? ones : none;
-        layer->rotated = kind == 3 ? 4 : kind == 2 && i ? 0 : SIZE;
-        layer->angles = kind == 3 ? SIZE : 0;
+        layer->rotated = kind == 3 ? 4 : kind == 2 && i ? 0 : HEAD_SIZE;
+        layer->angles = kind == 3 ? HEAD_SIZE : 0;
     }
 }
+
+static int brief; /* one text of each kind is read, and nothing is checked */
 
 static void check_passes(int kind);
 
 int main(int count, char **arguments) {
-    (void)arguments;
-    if (count > 1) return matrices();
-    for (int i = 0; i < HEADS * SIZE; i++) ones[i] = 1;
+#ifdef LIBRARY
+    load(arguments[1]);
+    arguments++, count--;
+#endif
+    if (count > 1 && !strcmp(arguments[1], "matrices")) return matrices();
+    brief = count > 1;
+    for (int i = 0; i < HEADS * HEAD_SIZE; i++) ones[i] = 1;
     for (int t = 0; t < TOKENS; t++)
-        for (int i = 0; i < SIZE / 2; i++) {
-            angles[t][i] = cosf(t / (1.f + i)), angles[t][SIZE / 2 + i] = sinf(t / (1.f + i));
-            if (i < 2) angles[t][SIZE + i] = angles[t][i], angles[t][SIZE + 2 + i] = angles[t][SIZE / 2 + i];
+        for (int i = 0; i < HEAD_SIZE / 2; i++) {
+            float half = t * (i + 1) % 31 / 8.f - 2, square = half * half; /* no system's own sines */
+            angles[t][i] = (1 - square) / (1 + square), angles[t][HEAD_SIZE / 2 + i] = 2 * half / (1 + square);
+            if (i < 2)
+                angles[t][HEAD_SIZE + i] = angles[t][i], angles[t][HEAD_SIZE + 2 + i] = angles[t][HEAD_SIZE / 2 + i];
             angles[t][COLUMNS - 1] = 1 + t / BLOCK;
         }
     for (int i = 0; i < LAYERS; i++)
-        layers[i] = (Layer){.qkv = group_of(QUEUE, HIDDEN), .output = group_of(HIDDEN, HEADS * SIZE),
+        layers[i] = (Layer){.qkv = group_of(QUEUE, HIDDEN), .output = group_of(HIDDEN, HEADS * HEAD_SIZE),
                             .gate_up = group_of(2 * INNER, HIDDEN), .down = group_of(HIDDEN, INNER),
                             .window = i ? BLOCK + 9 : 0};
     for (int kind = 0; kind < KINDS; kind++) {
@@ -151,17 +170,22 @@ static void check_passes(int kind) {
     }
     start(text);
     read_text(text, *x, 64, 4);
-    for (int i = 0; i < TOKENS * HIDDEN; i++) CHECK(isfinite(text->x[i / HIDDEN][i % HIDDEN]));
+    for (int i = 0; i < TOKENS * HIDDEN; i++) CHECK(is_finite(text->x[i / HIDDEN][i % HIDDEN]));
+    fwrite(text->x, sizeof text->x, 1, stdout);
+    if (brief) {
+        stop(text);
+        return;
+    }
     for (int i = 0; i < 1000; i++) { /* the number of threads changes from call to call */
         float y[3][HIDDEN];
         CHECK(apply_group(&layers->output, ones, kind == 2, 1e-5f, 3, rows[0], 1, *y, i % 3 ? 2 : 8) == DONE);
     }
 
     /* two callers at once, one of whom has the threads */
-    pthread_t callers[2];
     Reader readers[] = {{*x, *text->x, 7, 4}, {*x, *text->x, 150, 2}};
-    for (int i = 0; i < 2; i++) CHECK(!pthread_create(callers + i, NULL, reads, readers + i));
-    for (int i = 0; i < 2; i++) CHECK(!pthread_join(callers[i], NULL));
+    atomic_store(&finished, 0);
+    for (int i = 0; i < 2; i++) CHECK(start_thread(reads, readers + i));
+    while (atomic_load(&finished) < 2) let_others_run();
 
     /* tokens of several texts in one pass, each text at the position where the one before ends: as each alone */
     Cache places[TEXTS * 3];
@@ -196,9 +220,10 @@ static void check_passes(int kind) {
         float y[HIDDEN], wide[2 * INNER];
         for (int k = 0; k < 2 * INNER; k++) wide[k] = edges[i];
         CHECK(apply_group(&layers->output, NULL, 0, 0, 0, wide, 1, y, 1) == DONE);
-        CHECK(i == 0 ? y[0] == 0 : i < 4 ? isfinite(y[0]) : i == 4 || !isfinite(y[0])); /* products of the fifth are too large */
+        CHECK(i == 0 ? y[0] == 0 : i < 4 ? is_finite(y[0]) : i == 4 || !is_finite(y[0])); /* products of the fifth are too large */
     }
 
+#ifndef LIBRARY /* which asks for memory itself */
     /* each allocation fails once, and nothing has changed */
     int failures = 0;
     for (int code = NO_MEMORY; code != DONE; failures++) {
@@ -210,5 +235,6 @@ static void check_passes(int kind) {
     CHECK(failures == 3);
     left = 0;
     CHECK(apply_group(&layers->output, NULL, 0, 0, 0, *x, 1, *rows, 1) == NO_MEMORY);
+#endif
     stop(text);
 }

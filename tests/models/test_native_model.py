@@ -26,7 +26,7 @@ from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
 from omnidraft.models.native.model import NativeModel, NativeSequence, native_of
 from omnidraft.models.native.packed_matrices import quantized_q5_1
-from omnidraft.models.native.prebuilt import OPTIONS
+from omnidraft.models.native.prebuilt import commands
 from omnidraft.models.native.step import Int8Group
 from omnidraft.models.safetensors_files import Tensors
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
@@ -288,7 +288,9 @@ def test_a_library_that_cannot_be_kept_is_made_again(cache: str, home: Path, mon
     else:
         folder.write_text("no folder")
     looked_for_anew(monkeypatch)
-    monkeypatch.setattr("omnidraft.models.native.step.OPTIONS", (*OPTIONS, "-O0"))  # which takes less time
+    monkeypatch.setattr(
+        step, "commands", lambda *given: [[*each, "-O0"] for each in commands(*given)]
+    )  # takes less time
     monkeypatch.setenv("CC", "cc -pipe")
     assert step.unsupported_reason() is None
     files = [path.name for path in home.rglob("*.so") if path.stat().st_size > 1000]

@@ -18,7 +18,8 @@ from support.exact_models import exact_model, native_step
 from support.models import IDS
 
 BEST, *OTHERS = prebuilt.LEVELS
-WHEEL = Path(__file__).parents[2] / ".wheel-check" / "dist"  # where `make wheel-check` has been
+WHEELS = Path(__file__).parents[2] / ".wheels"  # where `make wheels` has been
+ALL = {flag for level in prebuilt.LEVELS.values() for flag in level.flags}
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(file, tmp_path)
     monkeypatch.setattr(prebuilt, "SOURCE", tmp_path / "step.c")
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(native, "processor", lambda: f"flags : {' '.join(set().union(*prebuilt.LEVELS.values()))}")
+    monkeypatch.setattr(native, "processor_flags", lambda: ALL)
     monkeypatch.setattr(native, "find_spec", lambda _: None)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -46,14 +47,14 @@ def library() -> Path:
 def test_a_processor_takes_the_best_object_that_it_can_run(source: Path) -> None:
     for level in prebuilt.LEVELS:
         prebuilt.object_path(level).touch()
-    for level, flags in prebuilt.LEVELS.items():
+    for level, (_, flags) in prebuilt.LEVELS.items():
         assert prebuilt.prebuilt([*flags, "sse2"]) == prebuilt.object_path(level)
         assert all(prebuilt.prebuilt(set(flags) - {flag}) != prebuilt.object_path(level) for flag in flags)
     prebuilt.object_path(BEST).unlink()
-    assert prebuilt.prebuilt(prebuilt.LEVELS[BEST]) == prebuilt.object_path(OTHERS[0])
+    assert prebuilt.prebuilt(prebuilt.LEVELS[BEST].flags) == prebuilt.object_path(OTHERS[0])
     assert prebuilt.prebuilt(["fma", "avx2"]) is None
     (source / "vectors.h").write_text("other", encoding="utf-8")
-    assert prebuilt.prebuilt(prebuilt.LEVELS[BEST]) is None, "they are of another source"
+    assert prebuilt.prebuilt(prebuilt.LEVELS[BEST].flags) is None, "they are of another source"
 
 
 def test_with_an_object_no_compiler_is_needed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,18 +70,31 @@ def test_with_an_object_no_compiler_is_needed(source: Path, monkeypatch: pytest.
     assert not list((source / "home").rglob("*.so"))
 
 
-@pytest.mark.parametrize("level", prebuilt.LEVELS)
+def test_without_a_probe_step_c_is_compiled(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(library(), prebuilt.object_path(BEST))
+    monkeypatch.setattr(prebuilt, "PROBE", source / "processor.c")
+    monkeypatch.setattr(native, "processor_flags", prebuilt.processor_flags)
+    looked_for_anew(monkeypatch)
+    assert "there is no C compiler" in str(native.unsupported_reason())
+    prebuilt.probe_path().write_bytes(b"no library")
+    looked_for_anew(monkeypatch)
+    assert "there is no C compiler" in str(native.unsupported_reason())
+
+
+@pytest.mark.parametrize("level", [level for level in prebuilt.LEVELS if level.startswith("x86_64")])
 def test_objects_of_the_wheel_give_the_bits_of_this_machines_own(
     level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_the_8_bit_step()
     name = prebuilt.object_path(level).name
     found = [
-        path for path in WHEEL.glob("*.whl") if f"omnidraft/models/native/{name}" in zipfile.ZipFile(path).namelist()
+        path
+        for path in WHEELS.glob("*-manylinux_2_28_x86_64.whl")
+        if f"omnidraft/models/native/{name}" in zipfile.ZipFile(path).namelist()
     ]
     if not found:
-        pytest.skip("there is no wheel of this source: make wheel-check")
-    if not set(prebuilt.LEVELS[level]) <= set(native.processor().split()):
+        pytest.skip("there is no wheel of this source: make wheels")
+    if not set(prebuilt.LEVELS[level].flags) <= set(native.processor().split()):
         pytest.skip("this processor cannot run it")
 
     def computed() -> list[torch.Tensor]:
@@ -93,6 +107,7 @@ def test_objects_of_the_wheel_give_the_bits_of_this_machines_own(
     expected = computed()
     with zipfile.ZipFile(found[0]) as wheel:
         ready = Path(wheel.extract(f"omnidraft/models/native/{name}", tmp_path))
+    monkeypatch.setattr(native, "processor_flags", lambda: prebuilt.LEVELS[level].flags)
     monkeypatch.setattr(native, "prebuilt", lambda _: ready)
     looked_for_anew(monkeypatch)
     assert library() == ready

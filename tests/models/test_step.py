@@ -1,10 +1,13 @@
-"""The C code of the 8-bit step under the sanitizers of compilers, and on ARM processors by an emulator."""
+"""The C code of the 8-bit step under the sanitizers of compilers, on ARM by an emulator, and as it is in wheels."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +21,16 @@ from support.blocks import blocks, filled, stored, values
 from support.compilers import COMPILERS, needs_the_8_bit_step
 
 SOURCE, MAIN = Path(step.__file__).parent, Path(__file__).with_name("step_test.c")
-OPTIONS = [option for option in prebuilt.OPTIONS if option not in {"-O3", "-shared"}]
+OPTIONS = [option for option in (*prebuilt.COMMON, *prebuilt.SYSTEMS["linux"].options) if option != "-O3"]
 ARM = ["aarch64-linux-gnu-gcc", "-static", "-O2"]
+ON_ARM = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
+PROCESSORS = {  # that the emulator plays, and what objects of the wheel use of them
+    "cortex-a53": {"asimd"},
+    "cortex-a76": {"asimd", "asimddp"},
+    "max": {"asimd", "asimddp", "i8mm"},
+}
+WINDOWS = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu"]
+WHEELS = Path(__file__).parents[2] / ".wheels"  # where `make wheels` has been
 MEMORY = ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 THREADS = ["-march=native", "-O1", "-g1", "-fsanitize=thread"]
 
@@ -88,16 +99,100 @@ def made(command: list[str], folder: Path, source: Path = SOURCE) -> str:
     return path
 
 
+@pytest.fixture(scope="module")
+def passes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What passes over the small model give on this processor."""
+    compiler = next(filter(shutil.which, COMPILERS), "cc")
+    return run([made([compiler, "-march=native", "-O1"], tmp_path_factory.mktemp("passes"))])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["-march=armv8.2-a+dotprod"], ["-march=armv8-a"], ["-DPLAIN"]], ids=" ".join)
-def test_arm_gives_the_same_bits(flags: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [["-march=armv8.2-a+dotprod+i8mm"], ["-march=armv8.2-a+dotprod"], ["-march=armv8-a"], ["-DPLAIN"]],
+    ids=" ".join,
+)
+def test_arm_gives_the_same_bits(flags: list[str], tmp_path: Path, passes: bytes) -> None:
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if emulator is None:
         pytest.skip("there is no qemu-aarch64")
     program = [emulator, made([*ARM, *flags], tmp_path)]
     check_matrices(program)
-    if "dotprod" in flags[0]:  # the one of processors of today
-        run(program)
+    if "i8mm" in flags[0]:  # the one of processors of today
+        assert run(program) == passes
+
+
+def from_wheel(tag: str, name: str, folder: Path) -> str:
+    """The path of an object that is taken out of the wheel for a platform."""
+    place = f"omnidraft/models/native/{name}"
+    for path in WHEELS.glob(f"*-{tag}.whl"):
+        with zipfile.ZipFile(path) as wheel:
+            if place in wheel.namelist():
+                return wheel.extract(place, folder)
+    pytest.skip("there is no wheel of this source: make wheels")
+
+
+def loader(tag: str, folder: Path) -> list[str]:
+    """What runs the program that loads an object of a wheel; skips the test where nothing can."""
+    if tag == "win_amd64":
+        if not shutil.which("wine"):
+            pytest.skip("there is no wine")
+        half, program = folder / "program.o", folder / "program.exe"
+        compiled = [*WINDOWS, "-O1", "-DLIBRARY", "-ffp-contract=off", f"-I{SOURCE}", "-c", str(MAIN), "-o", str(half)]
+        linked = [*WINDOWS, str(half), "-o", str(program), "-Wl,-e,mainCRTStartup"]
+        for command in (compiled, linked + [each for each in prebuilt.SYSTEMS["win32"].linking if each != "-shared"]):
+            subprocess.run(command, check=True, timeout=step.SECONDS)
+        settings = f"WINEPREFIX={folder / 'wine'}", "WINEDEBUG=-all", "WINEDLLOVERRIDES=mscoree,mshtml="
+        return ["env", *settings, "wine", str(program)]
+    if tag == "manylinux_2_28_aarch64":
+        if not shutil.which(ON_ARM[0]):
+            pytest.skip(f"there is no {ON_ARM[0]}")
+        return [*ON_ARM, made([ARM[0], "-DLIBRARY", "-O1"], folder)]
+    return [made([next(filter(shutil.which, COMPILERS), "cc"), "-DLIBRARY", "-O1"], folder)]
+
+
+@pytest.fixture(scope="module")
+def loaders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    """A loader for the objects of each platform."""
+    return cache(lambda tag: loader(tag, tmp_path_factory.mktemp(tag)))
+
+
+RUN_HERE = {tag: prebuilt.PLATFORMS[tag] for tag in ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "win_amd64")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tag", "level"),
+    [(tag, name) for tag, each in RUN_HERE.items() for name in prebuilt.LEVELS if name.startswith(each.processor)],
+)
+def test_objects_of_wheels_give_the_bits_of_this_processor(
+    tag: str, level: str, tmp_path: Path, loaders: Callable[[str], list[str]], passes: bytes
+) -> None:
+    system, processor, _ = RUN_HERE[tag]
+    library = from_wheel(tag, prebuilt.object_path(level, system).name, tmp_path)
+    if processor == "x86_64" and not set(prebuilt.LEVELS[level].flags) <= flags_here():
+        pytest.skip("this processor cannot run it")
+    program = [*loaders(tag), library]
+    assert run([*program, *(["brief"] if processor == "aarch64" else [])]) == passes
+    check_matrices(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tag", RUN_HERE)
+def test_probes_of_wheels_know_the_processor(tag: str, tmp_path: Path, loaders: Callable[[str], list[str]]) -> None:
+    system, processor, _ = RUN_HERE[tag]
+    probe = from_wheel(tag, prebuilt.probe_path(system).name, tmp_path)
+    program = [*loaders(tag), probe]
+    if processor == "x86_64":
+        needed = set().union(*(each.flags for name, each in prebuilt.LEVELS.items() if name.startswith(processor)))
+        assert set(run(program).decode().split()) == needed & flags_here()
+        return
+    for name, flags in PROCESSORS.items():
+        assert set(run([program[0], "-cpu", name, *program[1:]]).decode().split()) == flags
+
+
+def flags_here() -> set[str]:
+    return set(step.processor().split())
 
 
 @pytest.mark.slow

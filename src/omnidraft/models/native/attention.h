@@ -235,7 +235,7 @@ static void weigh_tile(const Half *values, const float *powers, int64_t wide, in
 }
 
 /* scores of positions from..to become powers of e; `result` gets the maximum and the sum */
-static void raise(float *scores, int64_t from, int64_t to, float cap, float *result) {
+static void exponentiate(float *scores, int64_t from, int64_t to, float cap, float *result) {
     int64_t begin = from / LANES * LANES, end = whole_lanes(to);
     Floats most = all(-INFINITY), sums[PIECES] = {{0}};
     for (int64_t t = begin; t < end && cap; t += SPAN) put(scores + t, capped(floats_at(scores + t), cap));
@@ -286,7 +286,7 @@ static void attend_tile(const Attention *one, const Task *task, int64_t tile, in
         float *result = results + j * apart;
         memset(result, 0, (wide + 2) * sizeof *result);
         if (from[j] >= to[j]) continue;
-        raise(scores + j * BLOCK, from[j], to[j], one->shape->score_cap, result + wide);
+        exponentiate(scores + j * BLOCK, from[j], to[j], one->shape->score_cap, result + wide);
         weigh_tile(values, scores + j * BLOCK, wide, from[j], first < last ? first : to[j], 1, result, apart);
     }
     weigh_tile(values, scores, wide, first, last, n, results, apart);

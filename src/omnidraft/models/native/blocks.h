@@ -12,9 +12,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "system.h"
+
 #define PANEL 16 /* rows of a matrix that lie side by side */
 #define SLICE 32 /* columns whose codes lie together */
-#define INLINE static inline __attribute__((always_inline))
 
 /* what a matrix is made of; the numbers are those of files */
 enum {
@@ -279,7 +280,7 @@ static void pack_panel(const void *job, int64_t panel) {
 }
 
 /* bytes of a matrix in panels, 0 for a kind that has none */
-int64_t packed_bytes(int kind, int64_t out, int64_t in) {
+EXPORT int64_t packed_bytes(int kind, int64_t out, int64_t in) {
     switch (kind) {
 #define SIZE(kind) case kind: return in % entries_of(kind) ? 0 : (out + PANEL - 1) / PANEL * bytes_of_panel(kind, in);
         EACH_KIND(SIZE)
@@ -288,8 +289,8 @@ int64_t packed_bytes(int kind, int64_t out, int64_t in) {
 }
 
 /* rows of a file -> panels; returns whether all scales, or numbers, are finite */
-int pack_rows(int kind, const uint8_t *rows, const int64_t *order, int64_t out, int64_t in, uint8_t *panels,
-              int threads) {
+EXPORT int pack_rows(int kind, const uint8_t *rows, const int64_t *order, int64_t out, int64_t in, uint8_t *panels,
+                     int threads) {
     atomic_int faults = 0;
     Packing one = {rows, order, panels, out, in, &faults, kind};
     run(pack_panel, &one, (out + PANEL - 1) / PANEL, threads);
@@ -297,7 +298,7 @@ int pack_rows(int kind, const uint8_t *rows, const int64_t *order, int64_t out, 
 }
 
 /* values (count, in) of some rows of a matrix in panels */
-void unpack_rows(const Matrix *matrix, const int64_t *ids, int64_t count, float *values) {
+EXPORT void unpack_rows(const Matrix *matrix, const int64_t *ids, int64_t count, float *values) {
     for (int64_t i = 0; i < count; i++)
         switch (matrix->kind) {
 #define UNPACK(kind) case kind: unpack_kind(kind, matrix, ids[i], values + i * matrix->in); break;

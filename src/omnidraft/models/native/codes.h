@@ -2,7 +2,8 @@
    one of each row.
 
    DOTS says that there is an instruction for products of 4 columns, `dots_of` for those of 16, and UNSIGNED that it
-   takes codes without a sign; else sums of pairs of products have 16 bits.  PLAIN C has vectors of 4 rows. */
+   takes codes without a sign; else sums of pairs of products have 16 bits.  MATRIX_DOTS says that there is one for two
+   inputs at once.  PLAIN C has vectors of 4 rows. */
 
 #pragma once
 
@@ -188,6 +189,29 @@ INLINE Counts dots_of(Counts counts, const Codes *codes, const int32_t *x) {
     counts = vdotq_laneq_s32(counts, vreinterpretq_s8_u8(codes[2]), all, 2);
     return vdotq_laneq_s32(counts, vreinterpretq_s8_u8(codes[3]), all, 3);
 }
+#ifdef __ARM_FEATURE_MATMUL_INT8
+#define MATRIX_DOTS
+/* 2 rows and 8 columns in each vector instead of 4 and 4 */
+INLINE void pair_rows(const Codes *codes, Codes *pairs) {
+    for (int j = 0; j < 8; j += 2) {
+        uint32x4_t left = vreinterpretq_u32_u8(codes[j]), right = vreinterpretq_u32_u8(codes[j + 1]);
+        pairs[j] = vreinterpretq_u8_u32(vzip1q_u32(left, right));
+        pairs[j + 1] = vreinterpretq_u8_u32(vzip2q_u32(left, right));
+    }
+}
+/* adds the products of 16 columns of such pairs and two inputs */
+INLINE void matrix_dots_of(Counts *counts, const Codes *pairs, const int32_t *x, const int32_t *y) {
+    int64x2_t one = vreinterpretq_s64_s32(vld1q_s32(x)), other = vreinterpretq_s64_s32(vld1q_s32(y));
+    int8x16_t inputs[] = {vreinterpretq_s8_s64(vzip1q_s64(one, other)), vreinterpretq_s8_s64(vzip2q_s64(one, other))};
+    Counts upper = vdupq_n_s32(0), lower = upper; /* of rows 0 and 1, of rows 2 and 3, for one input and the other */
+    for (int j = 0; j < 2; j++) {
+        upper = vmmlaq_s32(upper, vreinterpretq_s8_u8(pairs[2 * j]), inputs[j]);
+        lower = vmmlaq_s32(lower, vreinterpretq_s8_u8(pairs[2 * j + 1]), inputs[j]);
+    }
+    counts[0] = vaddq_s32(counts[0], vuzp1q_s32(upper, lower));
+    counts[1] = vaddq_s32(counts[1], vuzp2q_s32(upper, lower));
+}
+#endif
 #else
 #define SIDE 4
 typedef uint8_t Codes __attribute__((vector_size(16)));

@@ -99,26 +99,49 @@ INLINE Scales scales_at(int kind, const uint8_t *at, int64_t g, int row) {
     return found;
 }
 
-/* the sums of products of half a slice, which are exact */
-INLINE Reals half_products(int kind, const Codes *codes, const Piece *piece, int half) {
-    int offset = kind == Q4_0 ? 3 : kind == Q5_0 ? 4 : kind == Q6_K ? 5 : 0; /* the power of 2 that codes count from */
+/* what the sums of products of half a slice begin with, as codes count from a power of 2 */
+INLINE Counts start_of(int kind, const Piece *piece, int half) {
+    int offset = kind == Q4_0 ? 3 : kind == Q5_0 ? 4 : kind == Q6_K ? 5 : 0;
 #ifdef UNSIGNED
     if (is_signed(kind)) offset = 7;
 #endif
-    Counts start = offset ? shifted(count_of(piece->less[half]), offset) : count_of(0);
-    return reals_of(dots(kind, start, codes + 4 * half, piece->x + 4 * half));
+    return offset ? shifted(count_of(piece->less[half]), offset) : count_of(0);
 }
 
-/* a sum with the products of a slice */
-INLINE Reals with_slice(int kind, Reals sum, const Codes *codes, const Scales *of, const Piece *piece) {
-    Reals first = product(half_products(kind, codes, piece, 0), real_of(piece->scale[0]));
-    Reals second = half_products(kind, codes, piece, 1), scale = real_of(piece->scale[1]);
+/* the sums of products of half a slice, which are exact */
+INLINE Reals half_products(int kind, const Codes *codes, const Piece *piece, int half) {
+    return reals_of(dots(kind, start_of(kind, piece, half), codes + 4 * half, piece->x + 4 * half));
+}
+
+/* a sum with the products of a slice, those of its first half with their scale */
+INLINE Reals with_halves(int kind, Reals sum, Reals first, Reals second, const Scales *of, const Piece *piece) {
+    Reals scale = real_of(piece->scale[1]);
     if (kind == Q6_K) {
         sum = sum_with(first, of->scale[0], sum);
         sum = sum_with(product(second, scale), of->scale[1], sum);
     } else sum = sum_with(sum_with(second, scale, first), of->scale[0], sum);
     return has_least(kind) ? sum_with(of->least, real_of(piece->sum), sum) : sum;
 }
+
+INLINE Reals with_slice(int kind, Reals sum, const Codes *codes, const Scales *of, const Piece *piece) {
+    Reals first = product(half_products(kind, codes, piece, 0), real_of(piece->scale[0]));
+    return with_halves(kind, sum, first, half_products(kind, codes, piece, 1), of, piece);
+}
+
+#ifdef MATRIX_DOTS
+/* the same of two inputs */
+INLINE void with_slices(int kind, Reals *sums[2], const Codes *pairs, const Scales *of, const Piece *pieces) {
+    Counts halves[2][2];
+    for (int half = 0; half < 2; half++) {
+        for (int m = 0; m < 2; m++) halves[half][m] = start_of(kind, pieces + m, half);
+        matrix_dots_of(halves[half], pairs + 4 * half, pieces[0].x + 4 * half, pieces[1].x + 4 * half);
+    }
+    for (int m = 0; m < 2; m++) {
+        Reals first = product(reals_of(halves[0][m]), real_of(pieces[m].scale[0]));
+        *sums[m] = with_halves(kind, *sums[m], first, reals_of(halves[1][m]), of, pieces + m);
+    }
+}
+#endif
 
 /* a panel times `rows` inputs, whose slices lie `apart`; `kind` and `rows` are constants where this is inlined */
 INLINE void multiply_codes(int kind, int rows, const uint8_t *panel, int64_t in, const Piece *pieces, int64_t apart,
@@ -138,7 +161,14 @@ INLINE void multiply_codes(int kind, int rows, const uint8_t *panel, int64_t in,
                 Codes codes[8];
                 unpack(kind, panel + 4 * SIDE * s, codes);
                 Scales of = scales_at(kind, scales, g, SIDE * s);
-                for (int m = 0; m < rows; m++) sums[m][s] = with_slice(kind, sums[m][s], codes, &of, pieces + m);
+                int m = 0;
+#ifdef MATRIX_DOTS
+                Codes pairs[8];
+                if (rows > 1) pair_rows(codes, pairs);
+                for (; m + 1 < rows; m += 2)
+                    with_slices(kind, (Reals *[]){&sums[m][s], &sums[m + 1][s]}, pairs, &of, pieces + m);
+#endif
+                for (; m < rows; m++) sums[m][s] = with_slice(kind, sums[m][s], codes, &of, pieces + m);
             }
         }
     }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "system.h"
 #include "threads.h"
 #include "vectors.h"
 #include "blocks.h"
@@ -361,7 +362,7 @@ static Rounding room_at(char *memory, int64_t *used, int64_t rows, int64_t strid
 }
 
 /* sizes and constants by which callers and this file must agree, as many as there is room for; returns their number */
-int layout(int64_t *sizes, int room) {
+EXPORT int layout(int64_t *sizes, int room) {
     const int64_t values[] = {sizeof(Group), sizeof(Layer), sizeof(Shape), sizeof(Cache), WIDTH, LANES, BLOCK, PANEL};
     int count = sizeof values / sizeof *values;
     for (int i = 0; i < count && i < room; i++) sizes[i] = values[i];
@@ -371,8 +372,8 @@ int layout(int64_t *sizes, int room) {
 /* x (rows, hidden), embeddings of the tokens after those in the cache, becomes the output of the last layer; where
    they are `apart`, each row has a cache of its own, of which several may be of one text in its order.  Returns DONE, or
    NO_MEMORY before anything has changed */
-int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, int apart, float *x, int64_t rows,
-                int threads) {
+EXPORT int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, int apart, float *x, int64_t rows,
+                       int threads) {
     int64_t used = 0, stride = 0, tasks = 0;
     if (rows < 1) return DONE; /* of no bytes, NULL would be no failure */
     Run *runs = malloc(rows * sizeof *runs);
@@ -396,7 +397,7 @@ int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, in
         place(&used, run->rows * shape->heads * run->slots * result_floats(shape) * sizeof(float));
     }
     int64_t listed = place(&used, tasks * sizeof(Task));
-    char *memory = aligned_alloc(64, used);
+    char *memory = aligned_bytes(used);
     if (!memory) {
         free(runs);
         return NO_MEMORY;
@@ -425,25 +426,25 @@ int read_tokens(const Layer *layers, const Shape *shape, const Cache *caches, in
             project(&layer->gate_up, x, rows, inner_kind, layer->before_mlp, epsilon, 0, gated, threads, &room);
         add(&layer->down, gated, rows, gate, layer->after_mlp, epsilon, x, made, threads, &room);
     }
-    free(memory);
+    free_aligned(memory);
     free(runs);
     return DONE;
 }
 
 /* y (rows, out) = x (rows, in), normalized where there are weights of a norm, times the group, bent by a cap that is not 0;
    returns DONE, or NO_MEMORY */
-int apply_group(const Group *group, const float *norm, int centered, float epsilon, float cap, const float *x,
-                int64_t rows, float *y, int threads) {
+EXPORT int apply_group(const Group *group, const float *norm, int centered, float epsilon, float cap, const float *x,
+                       int64_t rows, float *y, int threads) {
     int64_t stride = stride_of(group), used = 0;
     if (rows < 1) return DONE;
     room_at(NULL, &used, rows, stride);
-    char *memory = aligned_alloc(64, used);
+    char *memory = aligned_bytes(used);
     if (!memory) return NO_MEMORY;
     used = 0;
     Rounding room = room_at(memory, &used, rows, stride);
     project(group, x, rows, norm_kind(norm, centered), norm, epsilon, 0, y, threads, &room);
     Rows one = {.x = y, .count = rows * group->out, .cap = cap};
     if (cap) run(cap_share, &one, (one.count + CAPPED - 1) / CAPPED, threads);
-    free(memory);
+    free_aligned(memory);
     return DONE;
 }

@@ -25,7 +25,14 @@ import torch
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.int8_format import rounded
 from omnidraft.models.memory import shortage
-from omnidraft.models.native.prebuilt import OPTIONS, SOURCE, prebuilt, source_bytes
+from omnidraft.models.native.prebuilt import (
+    SOURCE,
+    SYSTEM,
+    commands,
+    prebuilt,
+    processor_flags,
+    source_bytes,
+)
 from omnidraft.storage import cache_folder
 from omnidraft.systems import large_pages
 
@@ -43,7 +50,7 @@ SECONDS = 120  # for the compiler
 MEASURED = 8192, 2048  # entries of a matrix: 64 MiB in 32 bits
 TIMES = 5  # of which the fastest counts
 DONE = 0  # what functions of step.c return; else memory was short
-REMEDY = "install a C compiler (apt install gcc, or pip install 'omnidraft[compiler]')"
+REMEDY = f"install a C compiler ({SYSTEM.packages}pip install 'omnidraft[compiler]')"
 FLAGS = (("-march=native",), ("-mcpu=native",))  # tried in this order: compilers name the processor differently
 
 
@@ -92,6 +99,15 @@ class Cache(ctypes.Structure):
     )
 
 
+_ADDRESS, _NUMBER, _WHOLE, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+FUNCTIONS = {  # of step.c: what they return, and what they take
+    "layout": (_WHOLE, _ADDRESS, _WHOLE),
+    "read_tokens": (_WHOLE, _ADDRESS, _ADDRESS, _ADDRESS, _WHOLE, _ADDRESS, _NUMBER, _WHOLE),
+    "apply_group": (_WHOLE, _ADDRESS, _ADDRESS, _WHOLE, _REAL, _REAL, _ADDRESS, _NUMBER, _ADDRESS, _WHOLE),
+    "packed_bytes": (_NUMBER, _WHOLE, _NUMBER, _NUMBER),
+    "pack_rows": (_WHOLE, _WHOLE, _ADDRESS, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _WHOLE),
+    "unpack_rows": (None, _ADDRESS, _ADDRESS, _NUMBER, _ADDRESS),
+}
 LAYOUT = (*map(ctypes.sizeof, (GroupStruct, Layer, Shape, Cache)), WIDTH, LANES, BLOCK, PANEL)  # as step.c has it
 
 
@@ -254,53 +270,53 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
         return None, str(error)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return None, f"step.c cannot be compiled for this machine ({_last_line(error)}): {REMEDY}"
-    address, number, whole = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    library.layout.argtypes = [address, whole]
-    sizes = (number * len(LAYOUT))()
+    for name, (result, *arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    sizes = (ctypes.c_int64 * len(LAYOUT))()
     if library.layout(sizes, len(LAYOUT)) != len(LAYOUT) or tuple(sizes) != LAYOUT:
         return None, f"step.c has a layout of {list(sizes)}, and this version {list(LAYOUT)}: install omnidraft anew"
-    library.read_tokens.argtypes = [address, address, address, whole, address, number, whole]
-    real = ctypes.c_float
-    library.apply_group.argtypes = [address, address, whole, real, real, address, number, address, whole]
-    library.packed_bytes.argtypes = [whole, number, number]
-    library.packed_bytes.restype = number
-    library.pack_rows.argtypes = [whole, address, address, number, number, address, whole]
-    library.unpack_rows.argtypes = [address, address, number, address]
-    library.unpack_rows.restype = None
     return library, None
 
 
 def _ready_or_compiled() -> ctypes.CDLL:
     """That of the package, else of the cache folder, made where none is there or loads: homes are shared, and moved."""
     with suppress(OSError):
-        if (ready := prebuilt(processor().split())) is not None:
+        if (ready := prebuilt(processor_flags())) is not None:
             return ctypes.CDLL(str(ready))
     text = f"{FLAGS} {processor()}".encode() + source_bytes()
-    name = f"step-{hashlib.sha256(text).hexdigest()[:16]}.so"
-    folder = None  # it is made anew by every process
+    name = f"step-{hashlib.sha256(text).hexdigest()[:16]}{SYSTEM.suffix}"
+    kept = None  # it is made anew by every process
     with suppress(OSError, ConfigError):
         (cache_folder() / "native").mkdir(parents=True, exist_ok=True)
-        folder = cache_folder() / "native"
+        kept = cache_folder() / "native" / name
     with suppress(OSError):
-        if folder is not None and (folder / name).is_file():
-            return ctypes.CDLL(str(folder / name))
+        if kept is not None and kept.is_file():
+            return ctypes.CDLL(str(kept))
     with _temporary() as place:
-        compiled, kept = place / name, None
+        compiled = place / name
         _compile(compiled)
-        with suppress(OSError):
-            if folder is not None:
-                temporary = folder / f"{name}.{os.getpid()}"
-                shutil.copyfile(compiled, temporary)
-                kept = temporary.replace(folder / name)
-        for path in (compiled, kept):  # either may be where nothing may be run
+        if kept is not None:
+            _keep(compiled, kept)
+        for path in (compiled, kept):  # either may be where nothing may be run; one that runs cannot go on Windows
             with suppress(OSError):
                 if path is not None:
                     return ctypes.CDLL(str(path))
-        places = " or ".join(str(each) for each in (folder, place.parent) if each is not None)
+        places = " or ".join(str(each.parent) for each in (kept, place) if each is not None)
         raise _NotLoadedError(
             f"compiled code cannot be run from {places}, which may be mounted noexec: set OMNIDRAFT_HOME or TMPDIR to "
             "a folder from which programs run"
         )
+
+
+def _keep(compiled: Path, kept: Path) -> None:
+    """Copy a library to where the next process finds it, if that can be: another may have done so, and run it."""
+    temporary = kept.with_name(f"{kept.name}.{os.getpid()}")
+    with suppress(OSError):
+        shutil.copyfile(compiled, temporary)
+        temporary.replace(kept)
+    with suppress(OSError):
+        temporary.unlink(missing_ok=True)
 
 
 class _NotLoadedError(Exception):
@@ -310,12 +326,14 @@ class _NotLoadedError(Exception):
 @contextmanager
 def _temporary() -> Iterator[Path]:
     try:
-        folder = tempfile.TemporaryDirectory()
+        folder = tempfile.mkdtemp()
     except OSError as error:
         fix = "set TMPDIR to a folder that can be written"
         raise _NotLoadedError(f"step.c cannot be compiled without a temporary folder ({error}): {fix}") from error
-    with folder as place:
-        yield Path(place)
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # on Windows, what is loaded from it stays
 
 
 def _compile(library: Path) -> None:
@@ -324,11 +342,13 @@ def _compile(library: Path) -> None:
     # that of ziglang builds its libraries first: where it keeps them may not be writable
     environment = os.environ | {f"ZIG_{kind}_CACHE_DIR": str(library.parent / "zig") for kind in ("GLOBAL", "LOCAL")}
     for flags in FLAGS:
-        command = [*compiler, *OPTIONS, *flags, str(SOURCE), "-o", str(library), "-lm"]
-        result = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, env=environment)  # noqa: S603
-        if result.returncode == 0:
+        for command in commands(compiler, flags, SOURCE, library, SYSTEM):
+            result = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, env=environment)  # noqa: S603
+            if result.returncode != 0:
+                complaint = complaint or result.stderr.decode(errors="replace")
+                break
+        else:
             return
-        complaint = complaint or result.stderr.decode(errors="replace")
     raise OSError(complaint)
 
 
@@ -337,9 +357,9 @@ def _compiler() -> list[str]:
     command = os.environ.get("CC", "")
     if shutil.which(command):  # a path may have blanks
         return [command]
-    if words := shlex.split(command):
-        return words
-    for name in ("cc", "gcc", "clang"):
+    if words := shlex.split(command, posix=SYSTEM.suffix != ".dll"):  # there a backslash is of a path
+        return [word.strip('"') for word in words]
+    for name in SYSTEM.compilers:
         if path := shutil.which(name):
             return [path]
     if find_spec("ziglang"):  # a package with a compiler

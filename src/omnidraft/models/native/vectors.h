@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "system.h"
+
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -25,7 +27,6 @@
 #endif
 #endif
 #define PIECES (LANES / SPAN)
-#define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32") /* loops over sums that are to stay in registers */
 
 typedef float Floats __attribute__((vector_size(4 * SPAN)));
