@@ -24,10 +24,13 @@ SOURCE, MAIN = Path(step.__file__).parent, Path(__file__).with_name("step_test.c
 OPTIONS = [option for option in (*prebuilt.COMMON, *prebuilt.SYSTEMS["linux"].options) if option != "-O3"]
 ARM = ["aarch64-linux-gnu-gcc", "-static", "-O2"]
 ON_ARM = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
-PROCESSORS = {  # that the emulator plays, and what objects of the wheel use of them
-    "cortex-a53": {"asimd"},
-    "cortex-a76": {"asimd", "asimddp"},
-    "max": {"asimd", "asimddp", "i8mm"},
+PROCESSORS = {  # that an emulator plays, and what objects of the wheel use of them
+    "qemu-aarch64": {
+        "cortex-a53": {"asimd"},
+        "cortex-a76": {"asimd", "asimddp"},
+        "max": {"asimd", "asimddp", "i8mm"},
+    },
+    "qemu-x86_64": {"Nehalem": set(), "Haswell": set(prebuilt.V3)},
 }
 WINDOWS = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu"]
 WHEELS = Path(__file__).parents[2] / ".wheels"  # where `make wheels` has been
@@ -183,12 +186,19 @@ def test_probes_of_wheels_know_the_processor(tag: str, tmp_path: Path, loaders: 
     system, processor, _ = RUN_HERE[tag]
     probe = from_wheel(tag, prebuilt.probe_path(system).name, tmp_path)
     program = [*loaders(tag), probe]
+
+    def flags(*emulator: str) -> set[str]:
+        return set(run([*emulator, *program]).decode().split())
+
     if processor == "x86_64":
-        needed = set().union(*(each.flags for name, each in prebuilt.LEVELS.items() if name.startswith(processor)))
-        assert set(run(program).decode().split()) == needed & flags_here()
-        return
-    for name, flags in PROCESSORS.items():
-        assert set(run([program[0], "-cpu", name, *program[1:]]).decode().split()) == flags
+        needed = {flag for each in prebuilt.LEVELS.values() for flag in each.flags}
+        assert flags() == needed & flags_here()
+    emulator = f"qemu-{processor}"
+    if tag.startswith("manylinux") and shutil.which(emulator):
+        program = program[-2:]
+        sysroot = ON_ARM[1:] if processor == "aarch64" else []
+        for name, known in PROCESSORS[emulator].items():
+            assert flags(emulator, *sysroot, "-cpu", name) == known
 
 
 def flags_here() -> set[str]:

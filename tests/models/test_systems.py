@@ -17,10 +17,15 @@ from omnidraft.models.native import prebuilt, step
 from support.compilers import looked_for_anew, needs_the_8_bit_step
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> None:
+    """Where all tests find it, and not in the home of the first."""
+    needs_the_8_bit_step()
+
+
 @pytest.fixture
 def temporary(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
     """A folder for temporary ones, where a file of a library that runs can be neither deleted nor replaced."""
-    needs_the_8_bit_step()
     library, running = Path(step.step_functions()._name), set()  # noqa: SLF001
     real, unlink, replace = ctypes.CDLL, os.unlink, os.replace
 
@@ -119,5 +124,9 @@ def test_each_system_has_its_names_and_options(
 
 def test_a_compilers_path_keeps_its_backslashes_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "SYSTEM", prebuilt.SYSTEMS["win32"])
-    monkeypatch.setenv("CC", r'"C:\Program Files\zig\zig.exe" cc')
-    assert step._compiler() == [r"C:\Program Files\zig\zig.exe", "cc"]  # noqa: SLF001
+    for given, words in (
+        (r'"C:\Program Files\zig\zig.exe" cc', [r"C:\Program Files\zig\zig.exe", "cc"]),
+        (r"C:\zig\zig.exe cc", [r"C:\zig\zig.exe", "cc"]),
+    ):
+        monkeypatch.setenv("CC", given)
+        assert step._compiler() == words  # noqa: SLF001
