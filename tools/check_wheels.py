@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import lief
 
@@ -30,7 +30,7 @@ GLIBC = 2, 28
 MACOS = [11, 0, 0]
 NEEDED = {  # the libraries that objects may need
     ".so": {"libc.so.6", "libm.so.6", "libpthread.so.0"},
-    ".dylib": {"/usr/lib/libSystem.B.dylib"},
+    ".dylib": {str(PurePosixPath("/", "usr", "lib", "libSystem.B.dylib"))},  # on every Mac
     ".dll": {"kernel32.dll", "ucrtbase.dll"},
 }
 BY_LINKER = {"_mh_dylib_header", "__dso_handle"}  # names that a linker adds to those of functions

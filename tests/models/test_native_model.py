@@ -303,6 +303,7 @@ def run_nowhere(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     library, places = step.step_functions(), [home, tmp_path / "t ü"]
     places[1].mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(places[1]))
+    monkeypatch.setattr(step, "processor_flags", frozenset)
     monkeypatch.setattr(step, "prebuilt", lambda _: None)
     monkeypatch.setattr(step, "_compile", lambda made: made.touch())
 
@@ -331,6 +332,7 @@ def test_one_folder_from_which_code_runs_is_enough(runs: int, run_nowhere: list[
 
 
 def test_a_temporary_folder_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setattr(step, "processor_flags", frozenset)
     monkeypatch.setattr(step, "prebuilt", lambda _: None)
     monkeypatch.setattr(tempfile, "tempdir", str(home / "nowhere"))
     looked_for_anew(monkeypatch)

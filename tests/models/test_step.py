@@ -23,7 +23,7 @@ from support.compilers import COMPILERS, needs_the_8_bit_step
 SOURCE, MAIN = Path(step.__file__).parent, Path(__file__).with_name("step_test.c")
 OPTIONS = [option for option in (*prebuilt.COMMON, *prebuilt.SYSTEMS["linux"].options) if option != "-O3"]
 ARM = ["aarch64-linux-gnu-gcc", "-static", "-O2"]
-ON_ARM = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
+ON_ARM = ["qemu-aarch64", "-L", str(Path("/", "usr", "aarch64-linux-gnu"))]  # where Debian has its libraries
 PROCESSORS = {  # that an emulator plays, and what objects of the wheel use of them
     "qemu-aarch64": {
         "cortex-a53": {"asimd"},

@@ -298,7 +298,7 @@ def _ready_or_compiled() -> ctypes.CDLL:
         _compile(compiled)
         if kept is not None:
             _keep(compiled, kept)
-        for path in (compiled, kept):  # either may be where nothing may be run; one that runs cannot go on Windows
+        for path in (kept, compiled):  # either may be where nothing may be run; one that runs cannot go on Windows
             with suppress(OSError):
                 if path is not None:
                     return ctypes.CDLL(str(path))
