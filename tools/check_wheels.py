@@ -30,7 +30,7 @@ GLIBC = 2, 28
 MACOS = [11, 0, 0]
 NEEDED = {  # the libraries that objects may need
     ".so": {"libc.so.6", "libm.so.6", "libpthread.so.0"},
-    ".dylib": {"/usr/lib/libSystem.B.dylib"},
+    ".dylib": {"usr/lib/libSystem.B.dylib"},
     ".dll": {"kernel32.dll", "ucrtbase.dll"},
 }
 BY_LINKER = {"_mh_dylib_header", "__dso_handle"}  # names that a linker adds to those of functions
@@ -83,7 +83,7 @@ def object_problems(content: bytes, platform: Platform, level: str) -> Iterator[
         yield from macho_problems(binary, content)
         exports = {str(symbol.name).removeprefix("_") for symbol in binary.exported_symbols} - BY_LINKER
         own = lief.MachO.LoadCommand.TYPE.ID_DYLIB
-        needed = {library.name for library in binary.libraries if library.command != own}
+        needed = {str(library.name).removeprefix("/") for library in binary.libraries if library.command != own}
     elif isinstance(binary, lief.PE.Binary) and platform.system.suffix == ".dll":
         yield from pe_problems(binary, platform)
         exports = {str(function.name) for function in binary.exported_functions}

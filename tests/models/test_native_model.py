@@ -303,7 +303,7 @@ def run_nowhere(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     library, places = step.step_functions(), [home, tmp_path / "t ü"]
     places[1].mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(places[1]))
-    monkeypatch.setattr(step, "prebuilt", lambda _: None)
+    monkeypatch.setattr(step, "processor_flags", frozenset)
     monkeypatch.setattr(step, "_compile", lambda made: made.touch())
 
     def loaded(name: str) -> ctypes.CDLL:

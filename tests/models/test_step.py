@@ -23,7 +23,6 @@ from support.compilers import COMPILERS, needs_the_8_bit_step
 SOURCE, MAIN = Path(step.__file__).parent, Path(__file__).with_name("step_test.c")
 OPTIONS = [option for option in (*prebuilt.COMMON, *prebuilt.SYSTEMS["linux"].options) if option != "-O3"]
 ARM = ["aarch64-linux-gnu-gcc", "-static", "-O2"]
-ON_ARM = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
 PROCESSORS = {  # that an emulator plays, and what objects of the wheel use of them
     "qemu-aarch64": {
         "cortex-a53": {"asimd"},
@@ -148,9 +147,11 @@ def loader(tag: str, folder: Path) -> list[str]:
         settings = f"WINEPREFIX={folder / 'wine'}", "WINEDEBUG=-all", "WINEDLLOVERRIDES=mscoree,mshtml="
         return ["env", *settings, "wine", str(program)]
     if tag == "manylinux_2_28_aarch64":
-        if not shutil.which(ON_ARM[0]):
-            pytest.skip(f"there is no {ON_ARM[0]}")
-        return [*ON_ARM, made([ARM[0], "-DLIBRARY", "-O1"], folder)]
+        if not shutil.which("qemu-aarch64"):
+            pytest.skip("there is no qemu-aarch64")
+        loading = made([ARM[0], "-DLIBRARY", "-O1"], folder)
+        libraries = Path(str(shutil.which(ARM[0]))).parents[1] / "aarch64-linux-gnu"  # beside the compiler's own folder
+        return ["qemu-aarch64", "-L", str(libraries), loading]
     return [made([next(filter(shutil.which, COMPILERS), "cc"), "-DLIBRARY", "-O1"], folder)]
 
 
@@ -187,18 +188,16 @@ def test_probes_of_wheels_know_the_processor(tag: str, tmp_path: Path, loaders: 
     probe = from_wheel(tag, prebuilt.probe_path(system).name, tmp_path)
     program = [*loaders(tag), probe]
 
-    def flags(*emulator: str) -> set[str]:
-        return set(run([*emulator, *program]).decode().split())
+    def flags() -> set[str]:
+        return set(run(program).decode().split())
 
     if processor == "x86_64":
         needed = {flag for each in prebuilt.LEVELS.values() for flag in each.flags}
         assert flags() == needed & flags_here()
-    emulator = f"qemu-{processor}"
-    if tag.startswith("manylinux") and shutil.which(emulator):
-        program = program[-2:]
-        sysroot = ON_ARM[1:] if processor == "aarch64" else []
+    if tag.startswith("manylinux") and shutil.which(emulator := f"qemu-{processor}"):
         for name, known in PROCESSORS[emulator].items():
-            assert flags(emulator, *sysroot, "-cpu", name) == known
+            program = [emulator, "-cpu", name, *[word for word in (*loaders(tag), probe) if word != emulator]]
+            assert flags() == known
 
 
 def flags_here() -> set[str]:
