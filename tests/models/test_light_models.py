@@ -93,6 +93,28 @@ def test_a_folder_that_says_less_or_more_is_left_to_transformers(
     assert read(folder) is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": 5},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
+        {"num_hidden_layers": "four"},
+        {"num_attention_heads": 0},
+        {"hidden_size": None},
+        {"num_key_value_heads": -1},
+        {"hidden_act": ["silu"]},
+    ],
+)
+def test_a_config_of_no_use_is_an_error_of_one_line(changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = shutil.copytree(zoo.path("drafter"), tmp_path / "drafter")
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(values | changes), encoding="utf-8")
+    with pytest.raises(omnidraft.OmniDraftError) as raised:
+        load_drafter(folder)
+    assert "\n" not in str(raised.value)
+
+
 def test_other_weights_than_the_config_says_are_left_to_transformers(tmp_path: Path) -> None:
     folder = shutil.copytree(zoo.path("drafter"), tmp_path / "drafter")
     path = folder / "config.json"

@@ -168,11 +168,14 @@ def load_drafter(
 
 def _light_drafter(folder: Path, place: torch.device, say: Callable[[str], None]) -> LoadedModel | None:
     """A drafter without a class of transformers; None where its files say too little, or it has no native step."""
-    skeleton, tokenizer = drafter_folder.read_skeleton(folder), drafter_folder.read_tokenizer(folder)
-    if skeleton is None or tokenizer is None or unsupported_config(skeleton.config, BY_CLASS[skeleton.model_class]):
-        return None
+    try:
+        skeleton, tokenizer = drafter_folder.read_skeleton(folder), drafter_folder.read_tokenizer(folder)
+        if skeleton is None or tokenizer is None or unsupported_config(skeleton.config, BY_CLASS[skeleton.model_class]):
+            return None
+        precision, _ = choose_dtype(place, None, skeleton.num_parameters())
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None  # a config of no use: whoever reads the folder in full says what is wrong
     source = str(folder)
-    precision, _ = choose_dtype(place, None, skeleton.num_parameters())
     with _room_for_weights(skeleton, source, precision, place), _reading("weights", source, local=True):
         with Tensors(source, local=True) as tensors:
             weights = {name: tensors[name].to(getattr(torch, precision)) for name in tensors}
