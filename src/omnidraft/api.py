@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,7 @@ from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.cost_model import PRIOR_COST
 from omnidraft.errors import ConfigError
 from omnidraft.models.loading import LoadedModel, load_drafter, load_model
-from omnidraft.models.memory import needing
+from omnidraft.models.memory import needing, thread_beside
 from omnidraft.models.native.model import unsupported_reason
 from omnidraft.models.prefix_cache import PrefixCache
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
@@ -308,7 +307,7 @@ def assemble(  # noqa: PLR0913  those of `load`
     if drafter is None and adapt != "off":
         raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
     memory = _memory(drafter, drafting, saved=adapt != "off" and profile is not None)
-    with ThreadPoolExecutor(1) as pool:  # beside the target, whose weights are read outside of Python
+    with thread_beside() as pool:  # the target's weights are read outside of Python
         helping = pool.submit(_loaded_drafter, target, drafter, drafting, dtype, device, warn, learns=adapt != "off")
         loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True)
         vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)

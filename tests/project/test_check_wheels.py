@@ -18,6 +18,7 @@ check = tool("check_wheels")
 LINUX, ARM, MAC, WINDOWS = (
     PLATFORMS[tag] for tag in ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "macosx_11_0_arm64", "win_amd64")
 )
+SYSTEM = Path("/", "usr", "lib", "libSystem.C.dylib")
 TAGS = {platform: tag for tag, platform in PLATFORMS.items()}
 Change = Callable[[bytes], bytes]
 
@@ -109,7 +110,11 @@ def test_an_object_of_another_level_is_seen(platform: Platform, level: str, of: 
         (LINUX, replaced(b"GLIBC_2.14\0", b"GLIBC_2.29\0"), "it needs GLIBC_2.29 of libc.so.6, and systems may have"),
         (ARM, replaced(b"libm.so.6\0", b"libn.so.6\0"), "it needs ['libn.so.6']"),
         (LINUX, replaced(b"apply_group\0", b"apply_grouq\0"), "it exports ['apply_grouq', "),
-        (MAC, replaced(b"libSystem.B.dylib", b"libSystem.C.dylib"), "libSystem.C.dylib']"),
+        (
+            MAC,
+            replaced(b"libSystem.B.dylib", b"libSystem.C.dylib"),
+            f"it needs ['{Path('/', 'usr', 'lib', 'libSystem.C.dylib')}']",
+        ),
         (MAC, needing_macos_12, "it needs macOS [12, 0, 0]"),
         (MAC, without_signature, "it has no code signature"),
         (MAC, with_a_changed_byte, "its code signature is that of other code"),

@@ -7,7 +7,6 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from omnidraft.models.gguf import tokenizer as gguf_tokenizer
 from omnidraft.models.gguf.config import SUFFIX, is_gguf, load_config, load_light_skeleton, model_tensors
 from omnidraft.models.gguf.native_weights import weights_of
 from omnidraft.models.interpreter import check_docstrings
-from omnidraft.models.memory import check_free, is_shortage, needing
+from omnidraft.models.memory import check_free, is_shortage, needing, thread_beside
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native import step
 from omnidraft.models.native.compared_times import compared_seconds
@@ -145,8 +144,9 @@ def _load_light(source: str, dtype: str, place: torch.device) -> LoadedModel | N
         chosen, reason = _rounded(choose_dtype(place, None, skeleton.num_parameters())[0])
         if chosen != "int8":
             return None
-    with ThreadPoolExecutor(1) as pool:  # beside the weights, which are read and packed outside of Python
-        tokenizer = pool.submit(gguf_tokenizer.load_fast_tokenizer, Path(source))
+    make_tokenizer = gguf_tokenizer.fast_tokenizer(Path(source))
+    with thread_beside() as pool:  # weights are read and packed outside of Python
+        tokenizer = pool.submit(make_tokenizer)
         with _room_for_weights(skeleton, source, "int8", place), _reading("weights", source, local=True):
             weights = weights_of(Path(source), skeleton)
             native = NativeModel(skeleton, weights, name=source, load=partial(load_skeleton, source))

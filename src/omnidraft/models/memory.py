@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from omnidraft import systems
 from omnidraft.errors import ModelError, OmniDraftError
@@ -113,6 +115,23 @@ def _held() -> int:
 
     info = psutil.Process().memory_info()
     return int(info.rss if systems.address_limit() is None else info.vms)
+
+
+class _NoThread(Executor):
+    """Calls at once what is submitted."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*arguments, **options))
+        except Exception as error:  # noqa: BLE001  for whoever asks for the result
+            future.set_exception(error)
+        return future
+
+
+def thread_beside() -> Executor:
+    """A thread to load something in; none where the address space has a bound, of which each takes 100 MB."""
+    return ThreadPoolExecutor(1) if systems.address_limit() is None else _NoThread()
 
 
 def size(count: float) -> str:

@@ -52,11 +52,20 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         return build_tokenizer(read_header(path).metadata)
 
 
-def load_fast_tokenizer(path: Path) -> FastTokenizer:
-    """The tokenizer of a file, with its chat template; raises ModelError."""
+def fast_tokenizer(path: Path) -> Callable[[], FastTokenizer]:
+    """A function that makes the tokenizer of a file, with its chat template; both raise ModelError.
+
+    The header is read now: it is let go of once the function is over.
+    """
     with reading(path):
-        backend = Tokenizer(models.BPE())
-        return FastTokenizer(backend, *_build(backend, read_header(path).metadata))
+        metadata = [read_header(path).metadata]
+
+    def make() -> FastTokenizer:
+        with reading(path):
+            backend = Tokenizer(models.BPE())
+            return FastTokenizer(backend, *_build(backend, metadata.pop()))
+
+    return make
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
