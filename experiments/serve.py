@@ -87,7 +87,9 @@ class Server:
             for line in answer.iter_lines():
                 if line == "data: [DONE]":
                     return
-                chunk = json.loads(line.removeprefix("data: ") or "{}")
+                if not line.startswith("data: "):  # comments keep a stream alive while a long prompt is read
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
                 text = "".join(each["delta"].get("content", "") for each in chunk.get("choices", ()))
                 yield text, (chunk.get("usage") or {}).get("completion_tokens", 0)
         raise httpx.ReadError("the stream ended early")
