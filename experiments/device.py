@@ -34,23 +34,39 @@ from omnidraft.bench.records import BASELINE
 from omnidraft.cli import flags
 from omnidraft.cli.progress import progress
 from omnidraft.config import Drafting, Sampling
+from omnidraft.decoding.stats import Stats
 from omnidraft.errors import InputError
 from omnidraft.models.gguf.config import is_gguf
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.loading import choose_dtype, load_skeleton
+from omnidraft.verification.round import Round
 
 OURS, DRAFTED, BY_MODEL = "8 bits", "8 bits, drafted", "8 bits, model"
+SAMPLED, SAMPLED_DRAFTED = "8 bits, sampled", "8 bits, drafted, sampled"  # at temperature 1
 LLAMA, LLAMA_8, LOOKUP = "llama.cpp", "llama.cpp Q8_0", "llama.cpp, lookup"
-ALONE = {DRAFTED: OURS, BY_MODEL: OURS, LOOKUP: LLAMA}  # ways that draft, and the same model without
-METHODS = (BASELINE, OURS, DRAFTED, BY_MODEL, *(OF_LLAMA := (LLAMA, LOOKUP, LLAMA_8)))
+# ways that draft, and the same model without; sampled answers of both are equal, as a seed says which tokens are drawn
+ALONE = {DRAFTED: OURS, BY_MODEL: OURS, SAMPLED_DRAFTED: SAMPLED, LOOKUP: LLAMA}
+OF_OURS = {  # the drafts and the temperature of each of our ways; there is one copy of the weights
+    OURS: (PLAIN, 0.0),
+    DRAFTED: (Drafting(), 0.0),
+    BY_MODEL: (Drafting(reuse_answers="nothing"), 0.0),
+    SAMPLED: (PLAIN, 1.0),
+    SAMPLED_DRAFTED: (Drafting(), 1.0),
+}
+METHODS = (BASELINE, *OF_OURS, *(OF_LLAMA := (LLAMA, LOOKUP, LLAMA_8)))
 ABSENT = f"llama.cpp is left out, as it is not installed: {llama.EXTRA}"
-KINDS = ("chat", "code")
+KINDS = ("chat", "code", "everyday")
 COLUMNS = (
     *("target", "method", "precision", "threads", "tokens_per_s", "deviation", *KINDS, "step_ms", "verify5"),
     *("perplexity", "agreement", "identical", "answers", "loaded_mb"),
 )
 DIGITS = {"perplexity": 3, "agreement": 4, "deviation": 3, "loaded_mb": 0}  # of others two
 NEAREST = ("deviation", "step_ms", "verify5", "perplexity", "loaded_mb")
+ROUNDS = (  # columns of the second table: all but the first round of each answer, which reads the prompt
+    *("target", "method", "tokens_per_pass", *KINDS, "drafts", "without_draft", "draft_ms", "verify_ms", "rest_ms"),
+)
+ABOUT_ROUNDS = "Rounds after the first: tokens a pass, also by kind; drafts, the share of rounds without any, and ms.\n"
+COUNTED = ("tokens", "rounds", "drafted", "rounds_without_draft", "draft_s", "verify_s", "overhead_s", "policy_s")
 T = TypeVar("T")
 
 
@@ -78,13 +94,15 @@ class Contest:
         plain = self._grown(BASELINE, name, lambda: ours(None, name))
         alone = self._grown(OURS, "int8", lambda: ours(None, "int8"))  # kept until all are loaded, not to be reused
         drafted = self._grown(DRAFTED, "int8", lambda: ours(options.drafter, "int8"))
-        self.models[BY_MODEL] = self.models[DRAFTED]
+        self.models |= {
+            name: self.models[DRAFTED if drafting.longest else OURS] for name, (drafting, _) in OF_OURS.items()
+        }
         self.models[OURS] = replace(self.models[OURS], lm=drafted.target.lm)
         self.questions = questions_of(plain, self._prompts(), options.new_tokens, console)
         self.texts = judged_texts(plain, options.data, options.texts)
         self.ways, _ = methods.make((BASELINE,), plain, 0, Sampling())
-        for name, drafting in ((OURS, PLAIN), (DRAFTED, Drafting()), (BY_MODEL, Drafting(reuse_answers="nothing"))):
-            self.ways.append(LaneMethod(name, lane_for(drafted, drafting), Sampling()))
+        for name, (drafting, temperature) in OF_OURS.items():
+            self.ways.append(LaneMethod(name, lane_for(drafted, drafting), Sampling(temperature=temperature)))
         asked = (len(each.ids) + options.new_tokens for each in self.questions)
         room = max(CONTEXT + SEVERAL, *asked, *(len(text.ids) for text in self.texts))
         if llama.llama_module() is not None:
@@ -97,11 +115,12 @@ class Contest:
         del alone
 
     def _prompts(self) -> dict[str, list[str]]:
-        """Prompts of each kind: instructions and problems of GSM8K, and tasks of MBPP and HumanEval."""
+        """Prompts of each kind: instructions and problems of GSM8K, tasks of MBPP and HumanEval, and daily use."""
         count, data = self.options.prompts, self.options.data
         both = zip(*(texts_of(name, data, count) for name in ("instructions", "gsm8k")), strict=False)
         chat = list(itertools.chain.from_iterable(both))[:count]
-        return dict(zip(KINDS, (chat, texts_of("code", data, count)), strict=True))
+        everyday = texts_of("everyday", data, self.options.everyday)
+        return dict(zip(KINDS, (chat, texts_of("code", data, count), everyday), strict=True))
 
     def _add_llama(self, eos: list[int], room: int) -> None:
         threads = self.options.threads
@@ -136,7 +155,7 @@ class Contest:
                 step()
 
     def _turn(self, question: Question, turn: int) -> Row:
-        """The tokens and seconds of each way, and for those that draft whether the answer is that without drafts."""
+        """Tokens, seconds and rounds of each way, and for those that draft whether the answer is that without them."""
         new_tokens = self.options.new_tokens
         answers = interleave(self.ways, question.ids, new_tokens, 0, turn, new_tokens)
         timed: dict[str, Timed] = {way.name: each for way, each in zip(self.ways, answers, strict=True)}
@@ -145,11 +164,12 @@ class Contest:
             "tokens": {name: len(tokens) for name, tokens in said.items()},
             "seconds": {name: each.seconds for name, each in timed.items()},
             "same": {name: said[name] == said[alone] for name, alone in ALONE.items() if name in said},
+            "rounds": {name: _counts(rounds[1:]) for name, each in timed.items() if (rounds := each.answer.rounds)},
         }
 
     def figures(self) -> dict[str, Row]:
         """What each model takes, costs and loses; ways that draft have the memory alone."""
-        forms = ((name, each.lm) for name, each in self.models.items() if name not in ALONE)
+        forms = ((name, each.lm) for name, each in self.models.items() if name not in {*ALONE, SAMPLED})
         own = {name: lm.new_sequence() for name, lm in forms if lm is not None}
         timed, judged = step_costs(own, self.texts[0].ids, self.options.passes), quality(own, self.texts)
         return {
@@ -182,6 +202,39 @@ def rows_of(results: Results) -> list[Row]:
     return made
 
 
+def rounds_of(results: Results) -> list[Row]:
+    """A row for each target and way of ours: tokens a pass, by kind too, and how the time of a round was spent."""
+    made = []
+    for target in dict.fromkeys(key.partition("|")[0] for key in results.of("models")):
+        turns = list(rest(results.of("turns"), target).values())
+        for method in OF_OURS:
+            several = [turn for turn in turns if turn["rounds"].get(method, {}).get("rounds")]
+            if not several:
+                continue
+            total = _total(several, method)
+            by_kind = {kind: [turn for turn in several if turn["task"] == kind] for kind in KINDS}
+            per_pass = {kind: _total(its, method)["tokens"] for kind, its in by_kind.items() if its}
+            made.append(
+                {"target": target, "method": method, "tokens_per_pass": total["tokens"]}
+                | per_pass
+                | {"drafts": total["drafted"], "without_draft": total["rounds_without_draft"]}
+                | {"draft_ms": 1e3 * total["draft_s"], "verify_ms": 1e3 * total["verify_s"]}
+                | {"rest_ms": 1e3 * (total["overhead_s"] + total["policy_s"])}
+            )
+    return made
+
+
+def _total(turns: Sequence[Row], method: str) -> dict[str, float]:
+    """Each count of a way over all its rounds, a round."""
+    rounds = sum(turn["rounds"][method]["rounds"] for turn in turns)
+    return {name: sum(turn["rounds"][method][name] for turn in turns) / rounds for name in COUNTED}
+
+
+def _counts(rounds: Sequence[Round]) -> Row:
+    stats = Stats.of(rounds)
+    return {name: getattr(stats, name) for name in COUNTED}
+
+
 def _speeds(turns: Sequence[Row], method: str) -> list[float]:
     """Tokens a second of each repeat."""
     parts: dict[int, list[Row]] = defaultdict(list)
@@ -195,7 +248,7 @@ def summary(rows: Sequence[Row]) -> str:
     said = []
     for target in dict.fromkeys(row["target"] for row in rows):
         speed = {row["method"]: row["tokens_per_s"] for row in rows if row["target"] == target}
-        others = [f"{down(speed[DRAFTED] / each, 2)}x {n}" for n, each in speed.items() if n not in (*ALONE, OURS)]
+        others = [f"{down(speed[DRAFTED] / each, 2)}x {n}" for n, each in speed.items() if n not in {*ALONE, *OF_OURS}]
         said.append(f"{target}: {DRAFTED} {down(speed[DRAFTED], 1)} tokens/s, {', '.join(others)}")
     return "; ".join(said)
 
@@ -211,6 +264,7 @@ class Device(Experiment):
     )
     sizes: ClassVar = {
         "prompts": Size(6, 2, "prompts of a kind, chat and code"),
+        "everyday": Size(48, 2, "prompts of daily use"),
         "new_tokens": Size(128, 48, "maximum tokens of an answer"),
         "repeats": Size(3, 1, "times that every prompt is answered"),
         "passes": Size(30, 6, "timed passes of a model"),
@@ -252,10 +306,11 @@ class Device(Experiment):
         rows = rows_of(results)
         absent = "" if any(row["method"] in OF_LLAMA for row in rows) else f"{ABSENT}\n"
         made = table(rows, COLUMNS, "threads", digits=DIGITS, nearest=NEAREST)
-        return page_of("On this device", results, made, absent, f"{summary(rows)}\n")
+        rounds = table(rounds_of(results), ROUNDS, "tokens_per_pass", nearest=ROUNDS)
+        return page_of("On this device", results, made, absent, ABOUT_ROUNDS, rounds, f"{summary(rows)}\n")
 
     def wrong(self, results: Results) -> bool:
-        drafted = (row for row in rows_of(results) if row["method"] in (DRAFTED, BY_MODEL))
+        drafted = (row for row in rows_of(results) if row["method"] in OF_OURS and row["method"] in ALONE)
         return any(row["identical"] < row["answers"] for row in drafted)
 
 

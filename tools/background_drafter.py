@@ -41,7 +41,7 @@ TURNS = 20  # in which a teacher writes its share, one after another
 CONVERSATION = 8192  # tokens, at most
 SELF_ASKED = 0.15
 BEFORE_TRAINING = 0.04  # of its share that each teacher has written before the first training
-VOCAB, LAYERS, TRAINED, BATCH_TOKENS, RATE = 16384, (0, 1, 2, 29), 60_000_000, 8192, 1e-3
+VOCAB, LAYERS, TRAINED, BATCH_TOKENS, RATE = 16384, (0, 1, 2, 29), 60_000_000, 8192, 4e-4
 MINUTES = 10  # between two lines of the log
 
 

@@ -72,7 +72,7 @@ def test_every_method_has_a_full_row(command: list[str], task: Path, tmp_path: P
         drafts = row["method"] not in ("generate", "plain")
         if row["method"] == "goodput":  # whether it drafts at all here, or copies alone, is for it to decide
             drafts = "acceptance_rate" not in empty
-        assert empty == (set() if ours else {"draft_share", "verify_share", "overhead_share"}) | (
+        assert empty == (set() if ours else {"draft_ms", "verify_ms", "overhead_ms"}) | (
             set() if drafts else {"acceptance_rate"}
         )
         assert row["identical"] is True
@@ -88,7 +88,8 @@ def test_every_method_has_a_full_row(command: list[str], task: Path, tmp_path: P
     made = read(path)
     assert made.setting["tasks"]["own"]["hash"] == made.setting["tasks"]["other"]["hash"]
     assert len(made.runs) == 2 * 6 * len(METHODS)
-    assert {(run.rounds, run.drafted) for run in made.runs if run.method in ("generate", "plain")} == {(COUNT, 0)}
+    undrafted = [run for run in made.runs if run.method in ("generate", "plain")]
+    assert {(run.rounds, run.drafted, run.rounds_without_draft) for run in undrafted} == {(COUNT, 0, COUNT)}
     assert all(run.drafted > 0 for run in made.runs if run.method in ("uad", "intersection", "paper", "exact"))
     assert cli.main(["bench", "report", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == all_rows

@@ -17,9 +17,10 @@ from support.command_line import one_error
 
 Captured = pytest.CaptureFixture[str]
 COUNTS: dict[str, dict[str, float]] = {
-    "generate": {"rounds": 10, "drafted": 0, "symbols": 0, "symbols_accepted": 0},
+    "generate": {"rounds": 10, "drafted": 0, "rounds_without_draft": 10, "symbols": 0, "symbols_accepted": 0},
     "exact": {
         "rounds": 5,
+        "rounds_without_draft": 1,
         "drafted": 20,
         "symbols": 16,
         "symbols_accepted": 8,
@@ -27,7 +28,7 @@ COUNTS: dict[str, dict[str, float]] = {
         "verify_s": 0.5,
         "overhead_s": 0.05,
     },
-    "lookup": {"rounds": 5, "drafted": 20, "symbols": 20, "symbols_accepted": 10},
+    "lookup": {"rounds": 5, "drafted": 20, "rounds_without_draft": 2, "symbols": 20, "symbols_accepted": 10},
 }
 
 
@@ -97,10 +98,11 @@ def test_acceptance_comes_from_rounds() -> None:
     assert exact["block_efficiency"] == pytest.approx(60 / 20)
     assert exact["acceptance_rate"] == 0.5
     assert exact["draft_length"] == 4
-    assert exact["draft_share"] == pytest.approx(4 * 0.25 / 2.5)
-    assert exact["verify_share"] == pytest.approx(4 * 0.5 / 2.5)
-    assert exact["overhead_share"] == pytest.approx(4 * 0.05 / 2.5)
-    assert (lookup["acceptance_rate"], lookup["draft_share"]) == (0.5, None), "times are known of our own loop"
+    assert exact["draft_ms"] == pytest.approx(250 / 4), "of five rounds the first reads the prompt"
+    assert exact["verify_ms"] == pytest.approx(500 / 4)
+    assert exact["overhead_ms"] == pytest.approx(50 / 4)
+    assert (exact["without_draft"], lookup["without_draft"], alone["without_draft"]) == (0.2, 0.4, 1)
+    assert (lookup["acceptance_rate"], lookup["draft_ms"]) == (0.5, None), "times are known of our own loop"
     assert (alone["block_efficiency"], alone["acceptance_rate"]) == (60 / 40, None), "nothing was drafted"
 
 

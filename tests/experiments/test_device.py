@@ -46,8 +46,8 @@ def test_a_quick_run_without_the_extra(
     monkeypatch.setattr(llama, "llama_module", lambda: None)
     out = file.with_name("device.jsonl")
     words = ["--target", str(file), "--drafter", str(drafter), "--data", str(tasks), "--quick"]
-    words += ["--prompts", "1", "--new-tokens", "8", "--repeats", "2", "--passes", "1", "--texts", "2"]
-    words += ["--out", str(out.with_suffix("")), "--also", "other_library:Other"]
+    words += ["--prompts", "1", "--everyday", "1", "--new-tokens", "8", "--repeats", "2"]
+    words += ["--passes", "1", "--texts", "2", "--out", str(out.with_suffix("")), "--also", "other_library:Other"]
     assert device.main(words) == 0
     said = capsys.readouterr()
     assert "llama.cpp is left out, as it is not installed: pip install 'omnidraft[llama-cpp]'\n" in said.err
@@ -55,9 +55,13 @@ def test_a_quick_run_without_the_extra(
     others = r"[\d.]+x generate, [\d.]+x other_library:Other"
     assert re.search(rf"\nsmall.gguf: 8 bits, drafted [\d.]+ tokens/s, {others}\n$", said.out)
     rows = device.rows_of(Results(out, "device"))
-    assert [row["method"] for row in rows] == [*device.METHODS[:4], "other_library:Other"]
-    assert said.out.count("\n| small.gguf | ") == len(rows)
-    assert [row["identical"] for row in rows] == [None, None, 4, 4, None], "two prompts, twice"
+    assert [row["method"] for row in rows] == ["generate", *device.OF_OURS, "other_library:Other"]
+    assert said.out.count("\n| small.gguf | ") == len(rows) + len(device.OF_OURS)
+    assert [row["identical"] for row in rows] == [None, None, 6, 6, None, 6, None], "three prompts, twice"
+    rounds = {row["method"]: row for row in device.rounds_of(Results(out, "device"))}
+    undrafted = rounds[device.SAMPLED]
+    assert (undrafted["tokens_per_pass"], undrafted["everyday"], undrafted["without_draft"]) == (1, 1, 1)
+    assert rounds[device.SAMPLED_DRAFTED]["drafts"] > undrafted["drafts"] == 0
     assert (rows[0]["agreement"], rows[2]["agreement"], rows[1]["step_ms"] > 0) == (1, None, True)
     lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
     out.write_text("".join(lines[:4]), encoding="utf-8")  # cut off after three answers
@@ -100,11 +104,28 @@ def test_rows_are_medians_of_repeats_and_the_summary_compares() -> None:
     for repeat, task in ((repeat, task) for repeat in range(3) for task in device.KINDS):
         seconds = {name: speed * 2**repeat for name, speed in speeds.items()}
         row: Row = {"repeat": repeat, "task": task, "same": {"8 bits, drafted": repeat > 0}, "seconds": seconds}
-        results.add("turns", f"m|{repeat}|{task}", row | {"tokens": dict.fromkeys(speeds, 8)})
+        results.add("turns", f"m|{repeat}|{task}", row | {"tokens": dict.fromkeys(speeds, 8), "rounds": {}})
     for name in speeds:
         results.add("models", f"m|{name}", {"precision": name, "step_ms": 1.25, "threads": 2})
     rows = device.rows_of(results)
-    assert [rows[1][name] for name in ("tokens_per_s", "chat", "identical", "answers")] == [4, 4, 4, 6]
+    assert [rows[1][name] for name in ("tokens_per_s", "chat", "identical", "answers")] == [4, 4, 6, 9]
     page = device.Device().page(results).partition("left out")[0]
     assert "| m | llama.cpp | llama.cpp | 2 | 8.00 |" in page
     assert page.endswith("m: 8 bits, drafted 4.0 tokens/s, 3.00x generate, 0.50x llama.cpp\n")
+
+
+def test_rounds_are_counted_over_all_answers_and_by_kind() -> None:
+    results = Results(None, "device")
+    for task, rounds, drafted in (("chat", 10, 20), ("code", 20, 70), ("everyday", 10, 0)):
+        counts = {"tokens": drafted + rounds, "rounds": rounds, "drafted": drafted, "rounds_without_draft": rounds // 5}
+        times = {"draft_s": 0.1 * drafted, "verify_s": 0.5 * rounds, "overhead_s": 0.01 * rounds, "policy_s": 0.0}
+        none = {"tokens": 0, "rounds": 0}
+        row: Row = {"task": task, "rounds": {"8 bits, drafted": counts | times, "8 bits, model": none}}
+        results.add("turns", f"m|0|{task}", row)
+    results.add("models", "m|8 bits", {})
+    (row,) = device.rounds_of(results)
+    assert (row["method"], row["tokens_per_pass"], row["drafts"], row["without_draft"]) == (
+        *("8 bits, drafted", 130 / 40, 90 / 40, 8 / 40),
+    )
+    assert (row["chat"], row["code"], row["everyday"]) == (3, 4.5, 1)
+    assert (row["draft_ms"], row["verify_ms"], row["rest_ms"]) == pytest.approx((9000 / 40, 500, 10))

@@ -105,10 +105,14 @@ def _answered(methods: list[Method], question: Question, plan: Plan, results: Re
 def _counts(answer: TimedAnswer, prompt_tokens: int) -> dict[str, Any]:
     if answer.rounds is not None:
         stats = Stats.of(answer.rounds)
-        names = ("rounds", "drafted", "symbols", "symbols_accepted", "draft_s", "verify_s")
-        return {name: getattr(stats, name) for name in names} | {"overhead_s": stats.overhead_s + stats.policy_s}
+        names = ("rounds", "drafted", "rounds_without_draft", "symbols", "symbols_accepted")
+        later = Stats.of(answer.rounds[1:])
+        times = {"draft_s": later.draft_s, "verify_s": later.verify_s, "overhead_s": later.overhead_s + later.policy_s}
+        return {name: getattr(stats, name) for name in names} | times
     rounds = len(answer.passes)
-    # every pass but the first is also fed the token that the one before it ended with
-    drafted = max(0, sum(answer.passes) - prompt_tokens - (rounds - 1))
+    # beside the prompt in the first pass, and in each later one beside the token that the one before it ended with
+    drafts = [fed - (1 if place else prompt_tokens) for place, fed in enumerate(answer.passes)]
+    drafted = max(0, sum(drafts))
     accepted = max(0, min(drafted, len(answer.tokens) - rounds))
-    return {"rounds": rounds, "drafted": drafted, "symbols": drafted, "symbols_accepted": accepted}
+    counts = {"rounds": rounds, "drafted": drafted, "rounds_without_draft": drafts.count(0)}
+    return counts | {"symbols": drafted, "symbols_accepted": accepted}

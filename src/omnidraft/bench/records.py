@@ -10,7 +10,7 @@ from typing import Any
 from omnidraft import storage
 from omnidraft.errors import InputError
 
-RESULTS_FORMAT = "omnidraft compare 2"
+RESULTS_FORMAT = "omnidraft compare 3"
 BASELINE = "generate"
 METHODS = (BASELINE, "plain", "uad", "lookup", "intersection", "paper", "exact", "goodput")  # in the order of tables
 
@@ -28,8 +28,10 @@ class Run:
     identical: bool | None  # to the tokens of the baseline; None: sampled
     rounds: int
     drafted: int
+    rounds_without_draft: int
     symbols: int
     symbols_accepted: int
+    # seconds of the rounds after the first, which reads the prompt
     draft_s: float | None = None
     verify_s: float | None = None
     overhead_s: float | None = None  # acceptance, commit and the draft-length policy

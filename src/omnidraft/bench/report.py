@@ -14,10 +14,10 @@ from omnidraft.errors import InputError
 
 ALL = "all"  # the row over all tasks
 VARYING = {"target", "tasks", "date", "command"}  # of a setting; if others differ, figures cannot be compared
-TIMES = ("draft", "verify", "overhead")  # of the seconds
+TIMES = ("draft", "verify", "overhead")  # of a round after the first of an answer
 COLUMNS = (
-    *("method", "tokens/s (quartiles)", "± repeats", "speedup", "block efficiency", "acceptance rate"),
-    *("drafted per round", "draft / verify / overhead", "identical"),
+    *("method", "tokens/s (quartiles)", "± repeats", "speedup", "tokens per pass", "acceptance rate"),
+    *("drafts a round", "rounds without", "ms of a round: draft / verify / rest", "identical"),
 )
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
     if base:  # answers may differ in length: sampled ones, and greedy ones in half precision
         base_seconds *= tokens / _total(base, "tokens")
     rounds = _total(runs, "rounds")
-    timed = all(run.draft_s is not None for run in runs)
+    timed = rounds - len(runs) if all(run.draft_s is not None for run in runs) else 0
     return {
         "tokens_per_s": middle,
         "tokens_per_s_q1": low,
@@ -81,7 +81,8 @@ def _figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
         "block_efficiency": _ratio(tokens, rounds),
         "acceptance_rate": _ratio(_total(runs, "symbols_accepted"), _total(runs, "symbols")),
         "draft_length": _ratio(_total(runs, "drafted"), rounds),
-        **{f"{time}_share": _ratio(_total(runs, f"{time}_s"), seconds) if timed else None for time in TIMES},
+        "without_draft": _ratio(_total(runs, "rounds_without_draft"), rounds),
+        **{f"{time}_ms": _ratio(1e3 * _total(runs, f"{time}_s"), timed) if timed else None for time in TIMES},
         "identical": None if sampled else not different,
         "different": None if sampled else len(different),
         "prompts": len(prompts),
@@ -160,6 +161,7 @@ def _cells(row: Row) -> list[str]:
         down(row["block_efficiency"], 2),
         down(row["acceptance_rate"], 2),
         down(row["draft_length"], 1),
-        " / ".join(percent(row[f"{time}_share"]) for time in TIMES),
+        percent(row["without_draft"]),
+        " / ".join("–" if (ms := row[f"{time}_ms"]) is None else f"{ms:.1f}" for time in TIMES),
         identical[row["identical"]],
     ]
