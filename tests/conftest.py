@@ -54,6 +54,12 @@ def _a_small_default_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnidraft.defaults.DRAFTER", SMALL)
 
 
+@pytest.fixture(autouse=True)
+def _no_measurements_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a policy decides follows from the test alone."""
+    monkeypatch.setattr("omnidraft.profiles.measured_costs.MeasuredCosts.load", lambda _: None)
+
+
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.models import save_model

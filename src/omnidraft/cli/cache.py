@@ -1,4 +1,4 @@
-"""`omnidraft cache`: show or clear the folder of what can be made again: downloaded models and compiled code."""
+"""`omnidraft cache`: show or clear the folder of what can be made again: models, compiled code, measured costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft cache`; raises InputError and its kinds."""
     parser = flags.CommandParser(
         prog="omnidraft cache",
-        description="Show or clear the cache folder: the model of the demo, and code compiled for this machine.",
+        description="Show or clear the cache folder: the model of the demo, compiled code, costs measured on this machine.",
         examples=("omnidraft cache", "omnidraft cache --clear"),
     )
     parser.add_argument("--clear", action="store_true", help="remove all of it")

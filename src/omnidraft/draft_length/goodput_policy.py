@@ -254,6 +254,11 @@ class Goodput:
         if (record.counts.draft_passes or record.counts.again) and self._budget > 0:
             self._budget = min(2 * EXPLORATION, self._budget - spent + tokens)
 
+    @property
+    def measured(self) -> bool:
+        """True once it has seen the cost of a draft and of a plain step."""
+        return self.costs.steps.seen > 1 and self.costs.seconds > 0
+
     def state(self) -> npt.NDArray[np.float64]:
         """Measurements of this target and drafter as a vector, to restore in another process."""
         numbers = [self._length, self._budget, self._interval, self._rounds]

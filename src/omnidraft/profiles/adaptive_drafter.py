@@ -50,6 +50,7 @@ class AdaptiveDrafter:
         self.positions = {n.removeprefix(POSITION): int(c) for n, c in counts if n.startswith(POSITION)}
         self._counted = {n: count for n, count in counts if not n.startswith((POSITION, ANSWER_TOKENS))}
         self._policy: Goodput | None = None  # the latest that measures
+        self._costs = profile.costs
         self._memory: AnswerMemory | None = None  # whose answers are saved
         self._saved = 0  # updates at the last save that succeeded
         self._begun = 0  # updates at the last one that was begun
@@ -83,8 +84,12 @@ class AdaptiveDrafter:
 
     @property
     def measurements(self) -> Mapping[str, Array]:
-        """The costs and acceptance measured last, at first the profile's."""
-        return self._before.measurements if self._policy is None else {"goodput": self._policy.state()}
+        """The costs and acceptance measured last, at first the profile's or those of an earlier run."""
+        if self._policy is not None:
+            return {"goodput": self._policy.state()}
+        if self._before.measurements or self._costs is None or (measured := self._costs.load()) is None:
+            return self._before.measurements
+        return {"goodput": measured}
 
     def resume(self, policy: DraftLengthPolicy) -> None:
         """Have a policy that measures go on from what was measured last, and keep what it measures."""
@@ -138,7 +143,7 @@ class AdaptiveDrafter:
             self._thread.join()
 
     def finish(self) -> None:
-        """Learn from the remaining answers, save, end the learner and release the profile.
+        """Learn from the remaining answers, save, end the learner and release the profile; or save costs alone.
 
         A background trainer may take minutes for that, so each of its updates is saved as it comes.
         """
@@ -150,6 +155,8 @@ class AdaptiveDrafter:
                 except OmniDraftError as error:
                     self.profile.warn(f"not all answers were learned from: {error}")
                 self._save_since(self._saved)
+            elif self._costs is not None and self._policy is not None and self._policy.measured:
+                self._costs.save(self._policy.state())
         finally:
             with suppress(OmniDraftError):  # of a process forked while a lock was held, whose learner is the other's
                 self.adaptation.end()

@@ -13,6 +13,7 @@ from omnidraft.alignment.spelling_table import SpellingTable
 from omnidraft.errors import ConfigError, ModelError, ProfileError
 from omnidraft.models.loading import LoadedModel
 from omnidraft.profiles.manifest import Key, Profile, model_name
+from omnidraft.profiles.measured_costs import MeasuredCosts
 from omnidraft.profiles.profile_file import ProfileFile
 from omnidraft.profiles.store import ProfileStore
 
@@ -53,11 +54,13 @@ class PairProfile:
     ) -> None:
         self.learns, self.warn = learns, warn
         self.file: ProfileFile | None = None
+        self.costs: MeasuredCosts | None = None  # where no profile keeps them
         self._by_path = asked != "auto"
         if asked is None:
             return
         try:
             self._key = key()
+            self.costs = MeasuredCosts(self._key)
             self.file = ProfileFile(_path(asked)) if self._by_path else ProfileStore().file(self._key)
         except ConfigError as error:  # no home folder is known
             if learns:
