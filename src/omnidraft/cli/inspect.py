@@ -84,7 +84,7 @@ def _parser() -> flags.CommandParser:
         examples=EXAMPLES,
     )
     parser.add_argument("target", metavar="TARGET", help="a folder, a GGUF file, a hub id or zoo:NAME")
-    about = f"draft model, given like the target; of several it is measured which gives more tokens/s (default: {flags.DRAFTER})"
+    about = f"draft model, given like the target; several are measured against each other (default: {flags.DRAFTER})"
     flags.add(parser, "--drafter", type=str, action="append", default=None, help=about)
     parser.add_argument(
         "--header",
