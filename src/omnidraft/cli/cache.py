@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run `omnidraft cache`; raises InputError and its kinds."""
     parser = flags.CommandParser(
         prog="omnidraft cache",
-        description="Show or clear the cache folder: the model of the demo, compiled code, and costs that were measured.",
+        description="Show or clear the cache folder: the model of the demo, compiled code, and measured costs.",
         examples=("omnidraft cache", "omnidraft cache --clear"),
     )
     parser.add_argument("--clear", action="store_true", help="remove all of it")
