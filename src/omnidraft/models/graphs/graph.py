@@ -47,6 +47,6 @@ def _captured(work: Callable[[], Outputs], pool: Any) -> tuple[torch.cuda.CUDAGr
     main.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     # other threads, such as one that trains, may use the device meanwhile
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
         outputs = work()
     return graph, outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from omnidraft.models.graphs.bucket_cache import BucketCache
 from omnidraft.models.graphs.graph import Graph, Outputs
 from omnidraft.models.hybrid_checks import LOGITS, ROUNDED_LOGITS, distance
 from omnidraft.models.language_model import Read, check_crop
+from omnidraft.models.memory import is_shortage
 from omnidraft.models.transformers_model import (
     HiddenStateHook,
     TransformersModel,
@@ -80,7 +82,9 @@ class GraphedModel(TransformersModel):
             try:
                 rows = self._read(Read(sequence, ids[start:end], count)).cpu()
             except (RuntimeError, ValueError) as error:  # a capture refuses what reads from the device
-                reason = str(error).strip().partition("\n")[0]
+                if is_shortage(error):
+                    raise
+                reason = textwrap.shorten(str(error), 200, placeholder=" ...")
                 raise ModelError(f"model {self.name!r} cannot be recorded as a graph ({reason}): {WITHOUT}") from error
             if distance(expected[start:end], rows) > limit:
                 kind = type(self.model).__name__
