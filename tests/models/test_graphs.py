@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +273,52 @@ def test_a_replay_reads_its_inputs_again_and_overwrites_its_outputs() -> None:
     second = graph.replay()
     assert [each.tolist() for each in second] == [[10.0, 10.0], 10.0]
     assert all(one is other for one, other in zip(first, second, strict=True))
+
+
+def test_a_capture_follows_warm_ups_on_a_stream_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls that a device would get, in their order; the names and options are those that PyTorch has."""
+    calls: list[str] = []
+    options = inspect.signature(torch.cuda.graph.__init__)
+
+    class Stream:
+        def __init__(self, name: str = "side") -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            calls.append(f"{self.name} waits for {other.name}")
+
+    class Recorded:
+        def replay(self) -> None:
+            calls.append("replay")
+
+    @contextmanager
+    def entered(name: str) -> Iterator[None]:
+        calls.append(f"into {name}")
+        yield
+        calls.append(f"out of {name}")
+
+    def graph(recorded: Recorded, **given: Any) -> Any:
+        options.bind(None, recorded, **given)
+        return entered(f"capture by {given['stream'].name} in {given['pool']}")
+
+    for name, fake in {
+        "device": lambda device: entered(str(device)), "current_stream": lambda: Stream("main"), "Stream": Stream,
+        "stream": lambda stream: entered(stream.name), "CUDAGraph": Recorded, "graph": graph,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+    def work() -> tuple[torch.Tensor, ...]:
+        calls.append("work")
+        return (torch.ones(1),)
+
+    recorded = Graph(work, torch.device("cuda", 1), pool="pool")
+    assert calls == [
+        "into cuda:1", "side waits for main", "into side", "work", "work", "out of side", "main waits for side",
+        "into capture by side in pool", "work", "out of capture by side in pool", "out of cuda:1",
+    ]  # fmt: skip
+    calls.clear()
+    assert recorded.replay() is recorded.replay()
+    assert calls == ["replay", "replay"]
 
 
 # ---------------------------------------------------------------- how they are asked for
