@@ -24,6 +24,7 @@ OWN = {
     "[`zoo:general`](#defaults)",
     "dtype": "`float32`, `bfloat16` or `float16` of both models, or `int8` of the target",
     "device": "of both models: `cpu`, `cuda`, `cuda:N` or `mps`",
+    "graphs": "[CUDA graphs](performance.md#gpus) of both models: `off` or `on`",
     "adapt": "[learning](learning.md) from the answers: `off`, `background` or `inline`",
     "profile": "[where learned weights are kept](profiles.md): a file, or `None`; `auto`: that of this pair",
     "warn": "a function that is called with each warning, one line",

@@ -17,6 +17,7 @@ from omnidraft.alignment.vocab import Vocab, read_vocab
 from omnidraft.attach import LearningPlan, attach
 from omnidraft.config import (
     ADAPT,
+    GRAPHS,
     Details,
     Drafting,
     GenerationLimits,
@@ -261,6 +262,7 @@ def load(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    graphs: str = "off",
     adapt: str = "off",
     profile: str | Path | None = "auto",
     warn: Callable[[str], None] = _log.warning,
@@ -273,15 +275,15 @@ def load(
     OmniDraft, its drafter and its memory of answers are shared.  With `adapt` "background" the drafter learns from
     answers in its own process, with "inline" between answers.  `profile` is where this is kept: "auto" is the file of
     the two models, a path your own, None none.  `options` takes the fields of `config.DraftingOptions` and
-    `config.LearningOptions`.  `dtype` (but for int8) and `device` are those of both models.  `warn` gets warnings, each
-    a line.  Raises ConfigError for an option, ModelError for a model, ProfileError for a profile.
+    `config.LearningOptions`.  `dtype` (but for int8) and `device` are those of both models, as are `graphs`, "on" or
+    "off", which CUDA devices alone have.  `warn` gets warnings, each a line.  Raises ConfigError for an option,
+    ModelError for a model, ProfileError for a profile.
     """
-    parameters = ("target", "drafter", "dtype", "device", "adapt", "profile", "warn", *names(LearningOptions))
+    of_load = ("target", "drafter", "dtype", "device", "graphs", "adapt", "profile", "warn")
     learning = {name: options.pop(name) for name in names(LearningOptions) if name in options}
-    drafting = drafting_of(options, parameters)
-    return assemble(
-        target, drafter, drafting, learning, dtype=dtype, device=device, adapt=adapt, profile=profile, warn=warn
-    )
+    drafting = drafting_of(options, (*of_load, *names(LearningOptions)))
+    places: dict[str, Any] = {"dtype": dtype, "device": device, "graphs": graphs}
+    return assemble(target, drafter, drafting, learning, **places, adapt=adapt, profile=profile, warn=warn)
 
 
 @needing(None, "the models and their tables")
@@ -294,6 +296,7 @@ def assemble(  # noqa: PLR0913  those of `load`
     *,
     dtype: str = "auto",
     device: str = "auto",
+    graphs: str = "off",
     adapt: str = "off",
     profile: str | Path | None = "auto",
     warn: Callable[[str], None] = _log.warning,
@@ -302,14 +305,16 @@ def assemble(  # noqa: PLR0913  those of `load`
     Learning(**learning)
     _check_models(target, drafter, profile)
     choice("adapt", adapt, ADAPT)
+    recorded = choice("graphs", graphs, GRAPHS) == "on"
     if drafter == AUTO and drafting.longest == 0:
         drafter = None
     if drafter is None and adapt != "off":
         raise ConfigError(f"adapt is {adapt!r} without a drafter: give one, or use adapt='off'")
     memory = _memory(drafter, drafting, saved=adapt != "off" and profile is not None)
     with thread_beside() as pool:  # the target's weights are read outside of Python
-        helping = pool.submit(_loaded_drafter, target, drafter, drafting, dtype, device, warn, learns=adapt != "off")
-        loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True)
+        how: dict[str, Any] = {"learns": adapt != "off", "graphs": recorded}
+        helping = pool.submit(_loaded_drafter, target, drafter, drafting, dtype, device, warn, **how)
+        loaded = load_model(zoo.resolve(target), dtype, device, warn, verifies=True, graphs=recorded)
         vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     sampling = sampling_of(loaded.lm.skeleton.generation_config, warn)
     if (known := helping.result()) is None:
@@ -343,6 +348,7 @@ def _loaded_drafter(
     warn: Callable[[str], None],
     *,
     learns: bool,
+    graphs: bool,
 ) -> tuple[LoadedModel, SharedDrafter] | None:
     """The drafter that is asked for, and its weights for any number of targets; None for none."""
     if drafter is None:
@@ -352,7 +358,7 @@ def _loaded_drafter(
     name = zoo.resolve(drafter_for(target, warn) if drafter == AUTO else drafter)
     native_step = drafting.drafter_backend == "auto"
     load_it = load_drafter if native_step and not learns else load_model
-    helper = load_it(name, "auto" if dtype == "int8" else dtype, device, warn)
+    helper = load_it(name, "auto" if dtype == "int8" else dtype, device, warn, graphs=graphs)
     return helper, SharedDrafter(helper.lm, native_step=native_step)
 
 

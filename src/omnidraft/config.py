@@ -23,6 +23,7 @@ DRAFT_LENGTHS = ("goodput", "head")  # or an integer: a fixed length
 MAX_DRAFT = 64
 ADAPTERS = ("full", "lora")
 ADAPT = ("background", "inline", "off")
+GRAPHS = ("off", "on")  # of CUDA
 MIN_TEMPERATURE = 1e-4  # logits divided by less may overflow
 MAX_NUMBER = 1e30  # of any number without another bound: scores multiplied by more may overflow
 MAX_SHOWN = 100  # characters of a value in a message

@@ -143,7 +143,7 @@ def test_every_setting_and_its_default_is_listed(capsys: Captured) -> None:
 
 def test_the_defaults_of_the_flags_are_those_of_python() -> None:
     parameters = inspect.signature(load).parameters
-    for name in ("drafter", "dtype", "device", "profile"):
+    for name in ("drafter", "dtype", "device", "graphs", "profile"):
         assert parameters[name].default == ARGUMENTS[f"--{name}"]["default"]
     parameters = inspect.signature(OmniDraft.stream).parameters
     assert {name: parameters[name].default for name in vars(GenerationLimits())} == vars(GenerationLimits())
@@ -166,7 +166,7 @@ def test_flags_reach_the_settings(
     assert generate("hello", target, "--drafter", drafter, *arguments) == 1
     assert given.pop("models") == (str(target), str(drafter))
     assert given == {
-        "draft_length": 3, "dtype": "float32", "device": "auto", "profile": None, "adapt": "inline",
+        "draft_length": 3, "dtype": "float32", "device": "auto", "graphs": "off", "profile": None, "adapt": "inline",
         "reuse_answers": "request", "learning_rate": 1e-4, "max_draft_length": 9, "update_every": 2,
     }  # fmt: skip
     assert capsys.readouterr().err == "omnidraft: a warning\nomnidraft: error: two lines\n"

@@ -35,7 +35,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_flags_reach_the_server(begun: dict[str, Any]) -> None:
     server = ("--port", "0", "--lanes", "2", "--api-key", "123", "--api-key", "ab", *ORIGINS)
-    models = ("--target", "b", "--drafter", "none", "--dtype", "float32", "--draft-length", "4")
+    models = ("--target", "b", "--drafter", "none", "--dtype", "float32", "--graphs", "on", "--draft-length", "4")
     more = ("--adapt", "background", "--log-prompts", "--set", "save_every_s=5", "--set", "update_every=2")
     assert main([*TARGET, *server, *models, *more]) == 0
     assert begun.pop("settings") == Serving(
@@ -45,7 +45,10 @@ def test_flags_reach_the_server(begun: dict[str, Any]) -> None:
     begun.pop("say")
     assert begun == {
         "ran": True, "targets": ["zoo:target-a", "b"], "drafter": None, "log_prompts": True,
-        "options": {"adapt": "background", "dtype": "float32", "device": "auto", "draft_length": 4, "update_every": 2},
+        "options": {
+            "adapt": "background", "dtype": "float32", "device": "auto", "graphs": "on", "draft_length": 4,
+            "update_every": 2,
+        },
     }  # fmt: skip
 
 

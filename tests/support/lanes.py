@@ -120,7 +120,7 @@ def generate(
     model: PretrainedModel, prompt: list[int], count: int, eos: tuple[int, ...] = (), **options: Any
 ) -> list[int]:
     """What `transformers` alone continues a prompt with, greedily."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     output = cast(Any, model.model).generate(
         ids,
         attention_mask=torch.ones_like(ids),

@@ -117,7 +117,8 @@ def build(kind: str = "llama", **changes: object) -> PreTrainedModel:
 def afresh(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """Logits (T, V) without any cache."""
     with torch.no_grad():
-        return cast(torch.Tensor, model(torch.tensor([ids]), use_cache=False).logits[0].float())
+        inputs = torch.tensor([ids], device=model.device)
+        return cast(torch.Tensor, model(inputs, use_cache=False).logits[0].float())
 
 
 def close(left: torch.Tensor, right: torch.Tensor, within: float = 1e-5) -> bool:

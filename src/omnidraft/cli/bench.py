@@ -240,4 +240,4 @@ def _add_exactness(bench: flags.CommandParser) -> None:
 def _add_run(parser: flags.CommandParser) -> None:
     """Add the arguments for dtype, device, threads and seed."""
     flags.add(parser, "--dtype", default="float32")
-    flags.add(parser, "--device", "--threads", "--seed")
+    flags.add(parser, "--device", "--graphs", "--threads", "--seed")

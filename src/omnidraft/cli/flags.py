@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from omnidraft import defaults, zoo
-from omnidraft.config import Settings, names, suggestion
+from omnidraft.config import GRAPHS, Settings, names, suggestion
 from omnidraft.cores import default_threads
 from omnidraft.errors import ConfigError
 from omnidraft.models.interpreter import check_docstrings
@@ -92,6 +92,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_a
         "default": "auto",
         "metavar": "NAME",
         "help": "of both models: auto, cpu, cuda, cuda:N or mps (default: %(default)s)",
+    },
+    "--graphs": {
+        "default": "off",
+        "metavar": "NAME",
+        "help": f"CUDA graphs of both models: {', '.join(GRAPHS)} (default: %(default)s)",
     },
     "--count": {"type": at_least(1), "metavar": "N", "help": "the first N prompts (default: all)"},
     "--max-new-tokens": {
@@ -249,7 +254,7 @@ def load_models(options: argparse.Namespace, **settings: Any) -> OmniDraft:
     prepare_libraries(getattr(options, "threads", None))
     from omnidraft.api import load
 
-    places = {"dtype": options.dtype, "device": options.device, "warn": say}
+    places = {"dtype": options.dtype, "device": options.device, "graphs": options.graphs, "warn": say}
     return load(options.target, options.drafter, **places, **settings)
 
 

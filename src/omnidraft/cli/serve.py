@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         fix = "pip install 'omnidraft[serve]'"
         raise ConfigError(f"the server needs the package {error.name}, which is not installed: {fix}") from error
-    models = {"dtype": options.dtype, "device": options.device, "adapt": options.adapt, **drafting, **learning}
+    places = {"dtype": options.dtype, "device": options.device, "graphs": options.graphs}
+    models = {**places, "adapt": options.adapt, **drafting, **learning}
     settings = Serving(**serving)
     Running(settings, options.target, options.drafter, models, say=flags.say, log_prompts=options.log_prompts).run()
     return 0
@@ -88,6 +89,6 @@ def _parser() -> flags.CommandParser:
     more.add_argument(
         "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
     )
-    flags.add(more, "--dtype", "--device", "--threads")
+    flags.add(more, "--dtype", "--device", "--graphs", "--threads")
     flags.add_set(parser, more, Serving, DraftingOptions, LearningOptions)
     return parser

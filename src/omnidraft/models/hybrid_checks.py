@@ -84,14 +84,14 @@ def no_drafts(new: Callable[[], DynamicCache], run: Run, vocab_size: int, dtype:
             rows = [run(cache, ids[at : at + step], at, 1)[-1] for at in range(BEFORE, COUNT, step)]
             readings.append((states(layers[:1]), rows[-1].float()))  # in deeper layers rounding adds up
         (one, last), (several, whole) = readings
-        if max(map(_distance, one, several)) > of_states:
+        if max(map(distance, one, several)) > of_states:
             return ONE_BY_ONE
-        if scale == 1 and _distance(last - last.mean(), whole - whole.mean()) > of_logits:
+        if scale == 1 and distance(last - last.mean(), whole - whole.mean()) > of_logits:
             return ONE_BY_ONE
     return None
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Root mean square of the difference, relative to that of the first; 0 where both are 0."""
     one, other = one.float(), other.float()
     return float((one - other).pow(2).mean().sqrt() / one.pow(2).mean().sqrt().clamp_min(1e-30))

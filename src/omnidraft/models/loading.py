@@ -78,29 +78,31 @@ def load_model(
     say: Callable[[str], None] = _log.info,
     *,
     verifies: bool = False,
+    graphs: bool = False,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer from a folder, a GGUF file or by its hub id.
 
     A folder or file is read without network access, and code that comes with a model is never run.  `dtype` is auto or
     one of PRECISIONS; `device` is auto, cpu, cuda, cuda:N or mps.  A model that only `verifies` drafts, a target, need
-    not be one that can be trained: of a GGUF file, auto then takes 8 bits where it can and they are no slower.  `say`
-    is told where a target is slower than it could be, or verifies no drafts.  Raises ConfigError for an unknown dtype
-    or device, ModelError for whatever is wrong with the model.
+    not be one that can be trained: of a GGUF file, auto then takes 8 bits where it can and they are no slower.  With
+    `graphs` its short passes are CUDA graphs.  `say` is told where a target is slower than it could be, or verifies no
+    drafts.  Raises ConfigError for an unknown dtype or device, and for graphs on one that has none, ModelError for
+    whatever is wrong with the model.
     """
     if dtype not in ("auto", *PRECISIONS):
         raise ConfigError(f"dtype {dtype!r} is not known: use auto, {', '.join(PRECISIONS)}")
     if dtype in step.PRECISIONS and not verifies:
         raise ConfigError(f"dtype is {dtype!r}, which is for targets alone: use auto, float32, bfloat16 or float16")
-    place = choose_device(device)
+    place = _place(device, graphs=graphs)
     source = locate(name)[0]
     if verifies and dtype in ("auto", *step.PRECISIONS) and (light := _load_light(source, dtype, place)) is not None:
         return light
     with _ONE_AT_A_TIME:
-        return _load_whole(name, dtype, place, say, verifies=verifies)
+        return _load_whole(name, dtype, place, say, verifies=verifies, graphs=graphs)
 
 
 def _load_whole(
-    name: str | Path, dtype: str, place: torch.device, say: Callable[[str], None], *, verifies: bool
+    name: str | Path, dtype: str, place: torch.device, say: Callable[[str], None], *, verifies: bool, graphs: bool
 ) -> LoadedModel:
     """The model by its class of transformers."""
     source, local = locate(name)
@@ -122,10 +124,16 @@ def _load_whole(
             return LoadedModel(_native_model(skeleton, source, local), tokenizer, shown, reason)
         model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
     _end_turns(model, tokenizer)
-    lm = TransformersModel(model)
+    lm = _graphed(model, to_host=not verifies) if graphs else TransformersModel(model)
     if verifies and lm.no_drafts:
         say(f"target {shown} is decoded without drafts: {lm.no_drafts}")
     return LoadedModel(lm, tokenizer, shown, reason)
+
+
+def _graphed(model: PreTrainedModel, *, to_host: bool) -> TransformersModel:
+    from omnidraft.models.graphs.graphed_model import GraphedModel
+
+    return GraphedModel(model, to_host=to_host)
 
 
 def _load_light(source: str, dtype: str, place: torch.device) -> LoadedModel | None:
@@ -154,16 +162,21 @@ def _load_light(source: str, dtype: str, place: torch.device) -> LoadedModel | N
 
 
 def load_drafter(
-    name: str | Path, dtype: str = "auto", device: str = "auto", say: Callable[[str], None] = _log.info
+    name: str | Path,
+    dtype: str = "auto",
+    device: str = "auto",
+    say: Callable[[str], None] = _log.info,
+    *,
+    graphs: bool = False,
 ) -> LoadedModel:
     """Load a drafter that does not learn: as `load_model`, but of the native step alone where it has one.
 
     Then its weights are in 5 bits; the model of transformers is loaded if it is asked for.
     """
     source, local = locate(name)
-    place = choose_device(device)
+    place = _place(device, graphs=graphs)
     light = _light_drafter(Path(source), place, say) if local and place.type == "cpu" and dtype == "auto" else None
-    return light or load_model(name, dtype, device, say)
+    return light or load_model(name, dtype, device, say, graphs=graphs)
 
 
 def _light_drafter(folder: Path, place: torch.device, say: Callable[[str], None]) -> LoadedModel | None:
@@ -424,6 +437,15 @@ def choose_device(asked: str) -> torch.device:
         names = [kind for kind, count in there.items() if count]
         raise ConfigError(f"device {asked!r} is not available: use auto or {', '.join(names)}")
     return torch.device(asked)
+
+
+def _place(device: str, *, graphs: bool) -> torch.device:
+    """The device; raises ConfigError for one that has none of the graphs that are asked for."""
+    place = choose_device(device)
+    if graphs and place.type != "cuda":
+        why = f"graphs is 'on' and the device {str(place)!r}, but CUDA devices alone have graphs"
+        raise ConfigError(f"{why}: use device='cuda', or leave graphs out", option="graphs")
+    return place
 
 
 def choose_precision(device: torch.device, model: PreTrainedModel, *, rounds: bool) -> tuple[str, str]:
