@@ -94,6 +94,6 @@ def _parser() -> flags.CommandParser:
     flags.add(parser, "--max-new-tokens", default=96)
     group = parser.add_argument_group("settings")
     flags.add_settings(group, Sampling, "temperature")
-    flags.add(group, "--dtype", "--device", "--graphs")
+    flags.add(group, "--dtype", "--device", "--graphs", "--threads")
     flags.add_set(parser, group, Sampling, DraftingOptions, LearningOptions)
     return parser

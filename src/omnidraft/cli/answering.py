@@ -28,7 +28,7 @@ def add_flags(parser: flags.CommandParser) -> argparse._ArgumentGroup:
         "--adapt", default="off", metavar="NAME", help=f"learn from the answers: {', '.join(ADAPT)} (default: off)"
     )
     flags.add(more, "--profile", help="where learned weights are kept: a file, or none (default: that of the pair)")
-    flags.add(more, "--dtype", "--device", "--graphs")
+    flags.add(more, "--dtype", "--device", "--graphs", "--threads")
     flags.add_set(parser, more, GenerationLimits, Sampling, DraftingOptions, LearningOptions)
     return text
 
