@@ -91,6 +91,11 @@ class AdaptiveDrafter:
             return self._before.measurements
         return {"goodput": measured}
 
+    def _measured(self) -> Array | None:
+        """What this process measured; None where that is nothing, or there is a profile, whose measurements come first."""
+        policy = None if self._before.measurements else self._policy
+        return policy.state() if policy is not None and policy.measured else None
+
     def resume(self, policy: DraftLengthPolicy) -> None:
         """Have a policy that measures go on from what was measured last, and keep what it measures."""
         if isinstance(policy, Goodput) and policy is not self._policy:  # else it holds what was measured last
@@ -155,8 +160,8 @@ class AdaptiveDrafter:
                 except OmniDraftError as error:
                     self.profile.warn(f"not all answers were learned from: {error}")
                 self._save_since(self._saved)
-            elif self._costs is not None and self._policy is not None and self._policy.measured:
-                self._costs.save(self._policy.state())
+            elif self._costs is not None and (measured := self._measured()) is not None:
+                self._costs.save(measured)
         finally:
             with suppress(OmniDraftError):  # of a process forked while a lock was held, whose learner is the other's
                 self.adaptation.end()
