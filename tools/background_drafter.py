@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ TURNS = 20  # in which a teacher writes its share, one after another
 CONVERSATION = 8192  # tokens, at most
 SELF_ASKED = 0.15
 BEFORE_TRAINING = 0.04  # of its share that each teacher has written before the first training
-VOCAB, LAYERS, TRAINED, BATCH_TOKENS, RATE = 16384, (0, 1, 2, 29), 60_000_000, 8192, 4e-4
+VOCAB, LAYERS, TRAINED, BATCH_TOKENS, RATE = 16384, (0, 1, 2, 29), 60_000_000, 8192, 3e-4
 MINUTES = 10  # between two lines of the log
 
 
@@ -204,14 +205,14 @@ def train() -> None:
     from omnidraft.models.loading import load_model
 
     source = load_model(Path(settings()["models"]) / SOURCE, "float32", "cpu", print)
-    begin = load_model(zoo.path("general"), "float32", "cpu", print)
     training = Training(tokens=TRAINED, batch_tokens=BATCH_TOKENS, learning_rate=RATE)
     shape = DrafterShape(layers=LAYERS, vocab=VOCAB)
     out = FOLDER / "small"
-    out.mkdir(exist_ok=True)
+    if not out.exists():  # keeps the vocabulary of the drafter that ships: a new one loses more than it gains
+        shutil.copytree(zoo.path("general"), out, ignore=shutil.ignore_patterns("training.json"))
     if not (out / "text").exists():
         (out / "text").symlink_to(FOLDER / "text", target_is_directory=True)
-    make.train(source, [load(name) for name in GOALS], shape, training, out, print, begin)
+    make.train(source, [load(name) for name in GOALS], shape, training, out, print)
 
 
 if __name__ == "__main__":

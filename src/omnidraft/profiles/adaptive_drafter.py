@@ -92,7 +92,7 @@ class AdaptiveDrafter:
         return {"goodput": measured}
 
     def _measured(self) -> Array | None:
-        """What this process measured; None where that is nothing, or there is a profile, whose measurements come first."""
+        """What this process measured; None where that is nothing, or where a profile has measurements."""
         policy = None if self._before.measurements else self._policy
         return policy.state() if policy is not None and policy.measured else None
 
