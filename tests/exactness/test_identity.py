@@ -72,9 +72,11 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
     }
     # what it drafts is the same, and dear to compute, in every run
     remembered = Remembering(random_model("llama", size, seed=2, layers=1))
-    accepted = 0
-    for name, drafter in drafters.items():
-        for mode, k in WAYS:
+    accepted, turn = 0, 3 * NAMES.index(target_name) + NAMES.index(drafter_name)
+    for row, (name, drafter) in enumerate(drafters.items()):
+        for column, (mode, k) in enumerate(WAYS):
+            if name != "knowing" and (turn + row + column) % 5 > 1:
+                continue  # over all tokenizers, each of the others drafts in every way
             drafts = remembered if name == "random" and (mode, k) != ("exact", 4) else drafter
             rounds = run(lane(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 48)
             assert tokens(rounds) == expected, (name, mode, k)

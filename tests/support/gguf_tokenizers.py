@@ -60,11 +60,14 @@ MARKED = (  # texts with special tokens, for tokenizers that have them
 )  # fmt: skip
 
 
+PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = [byte for byte in range(256) if byte not in PLAIN]
+ALIASES = dict(zip(PLAIN, map(chr, PLAIN), strict=True)) | {byte: chr(0x100 + i) for i, byte in enumerate(OTHERS)}
+
+
 def alias(data: bytes) -> str:
     """The characters that stand for bytes in byte-level tokenizers."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return "".join(chr(byte if byte in plain else 0x100 + others.index(byte)) for byte in data)
+    return "".join(map(ALIASES.__getitem__, data))
 
 
 @cache
