@@ -155,7 +155,7 @@ def test_random_vocabularies(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(st.data())
 def test_many_random_vocabularies(data: st.DataObject) -> None:
     assert_exact_in_a_random_world(data, most=3)
