@@ -128,7 +128,8 @@ def test_the_whole_grid_of_modes_and_temperatures(shape: str) -> None:
         for turn, (drafting, sampling) in enumerate(VARIANTS.values()):
             for number, active in enumerate(ACTIVE):
                 zero = 0.35 * ((turn // 2 + number) % 2)
-                yield Case(shape, turn, zero, active, 3, {"draft_length": 1 + (turn + number) % 2, **drafting}, sampling)
+                length = {"draft_length": 1 + (turn + number) % 2}
+                yield Case(shape, turn, zero, active, 3, {**length, **drafting}, sampling)
 
     assert_exact(grid())
 
