@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from omnidraft.defaults import SMALL
-from support.homes import NATIVE
+from support.homes import NATIVE, with_native
 from support.texts import QUESTIONS
 
 # a busy machine takes long to make examples, and to run them
@@ -53,10 +54,12 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _a_home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing is read from the folders of whoever runs them, or written there."""
-    home = tmp_path_factory.mktemp("home")
+    home, run = tmp_path_factory.mktemp("home"), tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run = run.parent  # the other processes of this run find what one has compiled
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMNIDRAFT_HOME", str(home))
-        patch.setenv(NATIVE, str(home / "cache" / "native"))
+        patch.setenv(NATIVE, str(run / "compiled" / "cache" / "native"))
+        patch.setenv("OMNIDRAFT_HOME", str(with_native(home)))
         yield
 
 

@@ -22,6 +22,7 @@ from omnidraft.models.native.model import NativeModel, native_of
 from omnidraft.models.transformers_model import TransformersModel
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import small_file
+from support.homes import with_native
 
 pytestmark = pytest.mark.usefixtures("home")
 HEAVY = ("transformers", "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "huggingface_hub", "PIL")
@@ -124,7 +125,8 @@ def test_other_weights_than_the_config_says_are_left_to_transformers(tmp_path: P
         load_drafter(folder)
 
 
-def test_a_gguf_file_drafts_and_samples_without_transformers(tmp_path: Path) -> None:
+def test_a_gguf_file_drafts_and_samples_without_transformers(tmp_path: Path, home: Path) -> None:
+    with_native(home)
     path = small_file(tmp_path / "m.gguf")
     script = f"""
 import sys, omnidraft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 NATIVE = "OMNIDRAFT_TESTS_NATIVE"  # variable that holds the folder in which the tests keep what they have compiled
@@ -14,5 +15,6 @@ def with_native(home: Path) -> Path:
     if not native.exists():
         kept.mkdir(parents=True, exist_ok=True)
         native.parent.mkdir(parents=True, exist_ok=True)
-        native.symlink_to(kept, target_is_directory=True)
+        with suppress(OSError):  # not every system lets everyone: then it is compiled again
+            native.symlink_to(kept, target_is_directory=True)
     return home
