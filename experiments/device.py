@@ -196,7 +196,7 @@ def rows_of(results: Results) -> list[Row]:
                 {name: model.get(name) for name in COLUMNS}
                 | {"target": target, "method": method, "tokens_per_s": statistics.median(speeds)}
                 | {"deviation": statistics.stdev(speeds) if len(speeds) > 1 else None}
-                | {kind: statistics.median(_speeds([t for t in turns if t["task"] == kind], method)) for kind in KINDS}
+                | {kind: statistics.median(_speeds(its, method)) for kind, its in _by_kind(turns).items()}
                 | {"identical": sum(same) if same else None, "answers": len(turns)}
             )
     return made
@@ -208,12 +208,11 @@ def rounds_of(results: Results) -> list[Row]:
     for target in dict.fromkeys(key.partition("|")[0] for key in results.of("models")):
         turns = list(rest(results.of("turns"), target).values())
         for method in OF_OURS:
-            several = [turn for turn in turns if turn["rounds"].get(method, {}).get("rounds")]
+            several = [turn for turn in turns if turn.get("rounds", {}).get(method, {}).get("rounds")]
             if not several:
                 continue
             total = _total(several, method)
-            by_kind = {kind: [turn for turn in several if turn["task"] == kind] for kind in KINDS}
-            per_pass = {kind: _total(its, method)["tokens"] for kind, its in by_kind.items() if its}
+            per_pass = {kind: _total(its, method)["tokens"] for kind, its in _by_kind(several).items()}
             made.append(
                 {"target": target, "method": method, "tokens_per_pass": total["tokens"]}
                 | per_pass
@@ -222,6 +221,11 @@ def rounds_of(results: Results) -> list[Row]:
                 | {"rest_ms": 1e3 * (total["overhead_s"] + total["policy_s"])}
             )
     return made
+
+
+def _by_kind(turns: Sequence[Row]) -> dict[str, list[Row]]:
+    """The turns of each kind of prompts that there is."""
+    return {kind: its for kind in KINDS if (its := [turn for turn in turns if turn["task"] == kind])}
 
 
 def _total(turns: Sequence[Row], method: str) -> dict[str, float]:
@@ -305,9 +309,11 @@ class Device(Experiment):
     def page(self, results: Results) -> str:
         rows = rows_of(results)
         absent = "" if any(row["method"] in OF_LLAMA for row in rows) else f"{ABSENT}\n"
-        made = table(rows, COLUMNS, "threads", digits=DIGITS, nearest=NEAREST)
-        rounds = table(rounds_of(results), ROUNDS, "tokens_per_pass", nearest=ROUNDS)
-        return page_of("On this device", results, made, absent, ABOUT_ROUNDS, rounds, f"{summary(rows)}\n")
+        columns = [name for name in COLUMNS if name not in KINDS or any(row.get(name) is not None for row in rows)]
+        made = table(rows, columns, "threads", digits=DIGITS, nearest=NEAREST)
+        rounds = rounds_of(results)  # of earlier results there is none
+        spent = (ABOUT_ROUNDS, table(rounds, ROUNDS, "tokens_per_pass", nearest=ROUNDS)) if rounds else ()
+        return page_of("On this device", results, made, absent, *spent, f"{summary(rows)}\n")
 
     def wrong(self, results: Results) -> bool:
         drafted = (row for row in rows_of(results) if row["method"] in OF_OURS and row["method"] in ALONE)

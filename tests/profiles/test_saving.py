@@ -33,7 +33,8 @@ class Setting:
         adaptation.flush = lambda meanwhile: meanwhile()
         adaptation.poll = lambda: None
         adaptation.counters = Counters()
-        profile = SimpleNamespace(file=None, warn=pytest.fail, save=self._save, release=self.release, claimed=True)
+        profile = SimpleNamespace(file=None, costs=None, warn=pytest.fail, claimed=True)
+        profile.save, profile.release = self._save, self.release
         self.adaptation, self._profile = adaptation, profile
         given = (None, adaptation, profile, Profile(), Learning())
         self.drafter = AdaptiveDrafter(*cast("tuple[Any, ...]", given))

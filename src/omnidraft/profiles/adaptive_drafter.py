@@ -87,14 +87,8 @@ class AdaptiveDrafter:
         """The costs and acceptance measured last, at first the profile's or those of an earlier run."""
         if self._policy is not None:
             return {"goodput": self._policy.state()}
-        if self._before.measurements or self._costs is None or (measured := self._costs.load()) is None:
-            return self._before.measurements
-        return {"goodput": measured}
-
-    def _measured(self) -> Array | None:
-        """What this process measured; None where that is nothing, or where a profile has measurements."""
-        policy = None if self._before.measurements else self._policy
-        return policy.state() if policy is not None and policy.measured else None
+        measured = None if self._costs is None else self._costs.load()
+        return self._before.measurements if measured is None else {"goodput": measured}
 
     def resume(self, policy: DraftLengthPolicy) -> None:
         """Have a policy that measures go on from what was measured last, and keep what it measures."""
@@ -160,8 +154,8 @@ class AdaptiveDrafter:
                 except OmniDraftError as error:
                     self.profile.warn(f"not all answers were learned from: {error}")
                 self._save_since(self._saved)
-            elif self._costs is not None and (measured := self._measured()) is not None:
-                self._costs.save(measured)
+            elif self._costs is not None and self._policy is not None and self._policy.measured:
+                self._costs.save(self._policy.state())
         finally:
             with suppress(OmniDraftError):  # of a process forked while a lock was held, whose learner is the other's
                 self.adaptation.end()

@@ -60,7 +60,6 @@ class PairProfile:
             return
         try:
             self._key = key()
-            self.costs = MeasuredCosts(self._key)
             self.file = ProfileFile(_path(asked)) if self._by_path else ProfileStore().file(self._key)
         except ConfigError as error:  # no home folder is known
             if learns:
@@ -75,11 +74,14 @@ class PairProfile:
         """Read the profile, an empty one where there is none; `check` raises ModelError for one that does not fit."""
         if self.file is None:
             return Profile()
+        self.costs = None
         try:
             profile = self.file.load(self._key)
             if profile is not None:
                 check(profile)
-            return profile or Profile()
+                return profile
+            self.costs = MeasuredCosts(self._key)
+            return Profile()
         except (ProfileError, ModelError) as error:
             refused = error if isinstance(error, ProfileError) else ProfileError(f"profile {self.file.name}: {error}")
             if self._by_path:
