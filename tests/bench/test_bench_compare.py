@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from transformers.generation import candidate_generator
 
+from omnidraft.bench.compare import Question, run_of
+from omnidraft.bench.interleaved import LaneMethod, Timed, TimedAnswer
 from omnidraft.bench.records import METHODS, read
 from omnidraft.cli import main as cli
+from omnidraft.config import Sampling
 from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.round import commit
-from omnidraft.verification.round import Round
+from omnidraft.verification.round import Round, RoundTimes
 from support.command_line import one_error
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -192,3 +195,12 @@ def test_mistakes_are_one_line(
 
 def test_a_folder_that_cannot_be_written_to(command: list[str], task: Path, capsys: Captured) -> None:
     assert "give --out another place" in one_error(capsys, *command, "--out", task)
+
+
+def test_the_round_that_reads_the_prompt_is_no_part_of_the_times() -> None:
+    first, later = RoundTimes(draft_s=9, verify_s=9), RoundTimes(draft_s=1, verify_s=2, overhead_s=3, policy_s=4)
+    rounds = [Round(emitted=(1,), times=first), Round(emitted=(2, 3), draft=(5, 6), times=later)]
+    method = LaneMethod("exact", cast(Lane, None), Sampling())
+    run = run_of(method, Question("own", 0, [7, 8]), Timed(TimedAnswer([1, 2, 3], rounds), 30.0))
+    assert (run.draft_s, run.verify_s, run.overhead_s) == (1, 2, 7)
+    assert (run.rounds, run.tokens, run.drafted) == (2, 3, 2)

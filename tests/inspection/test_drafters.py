@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from omnidraft.bench.interleaved import Timed, TimedAnswer
 from omnidraft.cli import main as cli
-from omnidraft.errors import ConfigError
+from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection import drafters
 from omnidraft.inspection.drafters import Comparison, DrafterFigures, compare_drafters, verdict
+from omnidraft.verification.round import Round, RoundTimes
 from support.command_line import one_error
 
 Captured = pytest.CaptureFixture[str]
@@ -47,7 +49,7 @@ def test_a_target_is_its_best_drafter(target: Path, drafter: Path) -> None:
     assert itself.step_ms > 0 < itself.verify_ms
     assert [row.tokens_per_s for row in comparison.drafters] == sorted(r.tokens_per_s for r in rows.values())[::-1]
     for row in rows.values():
-        assert row.speedup == pytest.approx(row.tokens_per_s / comparison.plain_tokens_per_s)
+        assert row.speedup == pytest.approx(row.tokens_per_s / comparison.plain.tokens_per_s)
         round_ms = row.draft_ms + row.verify_ms + row.rest_ms
         assert row.tokens_per_s == pytest.approx(1e3 * row.tokens_per_pass / round_ms)
 
@@ -59,6 +61,19 @@ def test_no_question_is_asked_that_would_take_too_long(target: Path, drafter: Pa
         str(target), [str(drafter), str(target)], say=lambda _: None, warn=lambda _: None, clock=lambda: next(ticks)
     )
     assert comparison.answers == 2, "a third would end after the time"
+
+
+def test_answers_that_end_at_once_are_no_measurement() -> None:
+    ended = Timed(TimedAnswer([0], [Round(emitted=(0,))]), 0.1)
+    with pytest.raises(ModelError, match="ends its answers with the first token"):
+        drafters.comparison_of("t", [drafters.PLAIN, "a", "b"], [[ended] * 3])
+    two = Timed(TimedAnswer([0, 1], [Round(emitted=(0,)), Round(emitted=(1,), times=RoundTimes(verify_s=0.5))]), 0.6)
+    whole = Timed(TimedAnswer([0, 1], [Round(emitted=(0, 1), draft=(1,))]), 0.6)  # the first round drafted the rest
+    comparison = drafters.comparison_of("t", [drafters.PLAIN, "a", "b"], [[two, whole, two]])
+    assert (comparison.plain.tokens_per_s, comparison.plain.verify_ms, comparison.identical) == (2, 500, True)
+    assert {row.drafter: row.speedup for row in comparison.drafters} == {"a": 0, "b": 1}
+    other = replace(two, answer=replace(two.answer, tokens=[0, 2]))
+    assert not drafters.comparison_of("t", [drafters.PLAIN, "a", "b"], [[two, two, other]]).identical
 
 
 def test_the_verdict_says_which_and_why() -> None:
@@ -79,8 +94,8 @@ def test_the_command_measures_several_drafters(target: Path, drafter: Path, caps
     words = ["inspect", str(target), "--drafter", str(drafter), "--drafter", str(target)]
     assert cli.main([*words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert list(report) == list(asdict(Comparison(target="", plain_tokens_per_s=1, plain_ms=1, drafters=(), answers=0,
-                                                  tokens=0, identical=True, verdict="")))  # fmt: skip
+    assert list(report) == [field.name for field in fields(Comparison)]
+    assert list(report["plain"]) == [field.name for field in fields(DrafterFigures)]
     assert {row["drafter"] for row in report["drafters"]} == {str(drafter), str(target)}
     assert cli.main(words) == 0
     out = capsys.readouterr().out

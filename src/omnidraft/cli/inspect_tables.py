@@ -13,7 +13,7 @@ from omnidraft.models.gguf.keys import KeyReport
 
 if TYPE_CHECKING:
     from omnidraft.draft_length.cost_model import PassTimes
-    from omnidraft.inspection.drafters import Comparison
+    from omnidraft.inspection.drafters import Comparison, DrafterFigures
     from omnidraft.inspection.models import Memory, Model
     from omnidraft.inspection.report import BreakEven, Inspection
     from omnidraft.inspection.vocabularies import Special, Spellings, Token, Vocabulary
@@ -59,23 +59,22 @@ def show_comparison(comparison: Comparison) -> None:
     differ = "" if comparison.identical else "answers differ from those without drafts; "
     console = _console(f"{differ}{comparison.verdict}", works=comparison.identical)
     title = f"{comparison.answers} greedy answers of {comparison.target}, {comparison.tokens} tokens, no memory"
-    columns = ("", "no drafts", *(each.drafter for each in comparison.drafters))
-    console.print(_table(title, columns, _compared(comparison), right=range(1, len(columns))))
+    each = (comparison.plain, *comparison.drafters)
+    console.print(_table(title, ("", *(one.drafter for one in each)), _compared(each), right=range(1, 1 + len(each))))
 
 
-def _compared(comparison: Comparison) -> Rows:
-    each = comparison.drafters
-    yield "tokens/s", f"{comparison.plain_tokens_per_s:.1f}", *(f"{one.tokens_per_s:.1f}" for one in each)
-    yield "speedup", "1.00", *(f"{one.speedup:.2f}" for one in each)
-    yield "tokens per pass of the target", "1.00", *(f"{one.tokens_per_pass:.2f}" for one in each)
-    yield "acceptance rate", "–", *(f"{one.acceptance:.2f}" for one in each)
-    yield "draft tokens a round", "–", *(f"{one.drafts:.2f}" for one in each)
-    yield "rounds without a draft", "–", *(f"{100 * one.without_draft:.0f} %" for one in each)
+def _compared(each: Sequence[DrafterFigures]) -> Rows:
+    yield "tokens/s", *(f"{one.tokens_per_s:.1f}" for one in each)
+    yield "speedup", *(f"{one.speedup:.2f}" for one in each)
+    yield "tokens per pass of the target", *(f"{one.tokens_per_pass:.2f}" for one in each)
+    yield "acceptance rate", *(f"{one.acceptance:.2f}" if one.drafts else "–" for one in each)
+    yield "draft tokens a round", *(f"{one.drafts:.2f}" for one in each)
+    yield "rounds without a draft", *(f"{100 * one.without_draft:.0f} %" for one in each)
     yield ()
-    yield "ms of a draft step", "–", *("–" if one.step_ms is None else f"{one.step_ms:.2f}" for one in each)
-    yield "ms of a round: drafting", "–", *(f"{one.draft_ms:.1f}" for one in each)
-    yield "verification", f"{comparison.plain_ms:.1f}", *(f"{one.verify_ms:.1f}" for one in each)
-    yield "rest", "–", *(f"{one.rest_ms:.1f}" for one in each)
+    yield "ms of a draft step", *("–" if one.step_ms is None else f"{one.step_ms:.2f}" for one in each)
+    yield "ms of a round: drafting", *(f"{one.draft_ms:.1f}" for one in each)
+    yield "verification", *(f"{one.verify_ms:.1f}" for one in each)
+    yield "rest", *(f"{one.rest_ms:.1f}" for one in each)
 
 
 def show_header(header: HeaderFigures) -> None:

@@ -16,11 +16,12 @@ from omnidraft.config import Drafting, Sampling
 from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
-from omnidraft.errors import ConfigError
+from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.loading import load_model
 from omnidraft.verification.round import Round
 
 Say = Callable[[str], None]
+PLAIN = "no drafts"
 SECONDS = 45.0  # of answers, after which no further question is asked
 TOKENS = 48  # of an answer, at most
 ALIKE = 0.03  # differences in speed that such a short measurement does not show
@@ -38,7 +39,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterFigures:
-    """What a drafter made of the questions; times are milliseconds a round, without the rounds that read a prompt."""
+    """What came of the questions with a drafter; times are milliseconds a round, without those that read a prompt."""
 
     drafter: str
     tokens_per_s: float
@@ -55,11 +56,10 @@ class DrafterFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Drafters of one target, the fastest first; all answers are those without drafts if `identical`."""
+    """Drafters of one target, the fastest first; all answers are those without drafts, `plain`, if `identical`."""
 
     target: str
-    plain_tokens_per_s: float  # without drafts
-    plain_ms: float  # a token
+    plain: DrafterFigures
     drafters: tuple[DrafterFigures, ...]
     answers: int
     tokens: int
@@ -72,8 +72,8 @@ def compare_drafters(
 ) -> Comparison:
     """Let each drafter draft the target's greedy answers to the same questions, in turns with no drafts.
 
-    Takes a minute at most, beside loading and the first question.  Raises ModelError, and ConfigError for a drafter
-    that is given twice.
+    Takes a minute at most, beside loading and the first question.  Raises ConfigError for a drafter that is given
+    twice, ModelError for a model that does not load, or a target whose answers end at once.
     """
     for name in drafters:
         if drafters.count(name) > 1:
@@ -82,7 +82,7 @@ def compare_drafters(
     loaded = load_model(zoo.resolve(target), say=warn, verifies=True)
     vocab = read_vocab(loaded.tokenizer, loaded.lm.vocab_size, loaded.lm.eos)
     model = OmniDraft(loaded, vocab, Lane(loaded.lm, vocab.eos))
-    methods = [LaneMethod("", model.lane, Sampling())]
+    methods = [LaneMethod(PLAIN, model.lane, Sampling())]
     drafting = Drafting(reuse_answers="nothing")
     for name in drafters:
         say(f"loading {name}")
@@ -98,49 +98,37 @@ def compare_drafters(
     while len(answers) < len(ids) and (not answers or now + (now - began) / len(answers) <= began + SECONDS):
         answers.append(interleave(methods, ids[len(answers)], TOKENS, turn=len(answers)))
         now = clock()
-    return _compared(loaded.name, drafters, answers)
+    return comparison_of(loaded.name, [PLAIN, *drafters], answers)
 
 
-def _compared(target: str, drafters: Sequence[str], answers: Sequence[Sequence[Timed]]) -> Comparison:
-    plain, *others = zip(*answers, strict=True)
-    plain_ms = 1e3 * _seconds(plain) / _tokens(plain)
-    rows = [_figures(name, each, plain_ms) for name, each in zip(drafters, others, strict=True)]
-    rows.sort(key=lambda row: -row.tokens_per_s)
-    said = [each.answer.tokens for each in plain]
+def comparison_of(target: str, names: Sequence[str], answers: Sequence[Sequence[Timed]]) -> Comparison:
+    """The comparison of answers to each question, (questions, names), of which the first name is that of no drafts."""
+    ways = list(zip(*answers, strict=True))
+    rounds = [[record for each in way for record in (each.answer.rounds or [])[1:]] for way in ways]
+    if not rounds[0]:
+        raise ModelError(f"target {target!r} ends its answers with the first token, so nothing is measured: check it")
+    tokens_per_s = Stats.of(rounds[0]).tokens_per_s
+    plain, *drafted = (_figures(name, each, tokens_per_s) for name, each in zip(names, rounds, strict=True))
+    rows = sorted(drafted, key=lambda row: -row.tokens_per_s)
+    said, *others = ([each.answer.tokens for each in way] for way in ways)
     return Comparison(
         target=target,
-        plain_tokens_per_s=1e3 / plain_ms,
-        plain_ms=plain_ms,
+        plain=plain,
         drafters=tuple(rows),
         answers=len(answers),
         tokens=sum(map(len, said)),
-        identical=all([each.answer.tokens for each in way] == said for way in others),
+        identical=all(each == said for each in others),
         verdict=verdict(rows),
     )
 
 
-def _later(answers: Sequence[Timed]) -> list[Round]:
-    """The rounds after the first of each answer, which reads the prompt."""
-    return [record for each in answers for record in (each.answer.rounds or [])[1:]]
-
-
-def _seconds(answers: Sequence[Timed]) -> float:
-    return Stats.of(_later(answers)).seconds
-
-
-def _tokens(answers: Sequence[Timed]) -> int:
-    return max(1, Stats.of(_later(answers)).tokens)
-
-
-def _figures(name: str, answers: Sequence[Timed], plain_ms: float) -> DrafterFigures:
-    rounds = _later(answers)
-    stats = Stats.of(rounds)
-    count, passes = max(1, stats.rounds), sum(record.counts.draft_passes for record in rounds)
-    ms = 1e3 * stats.seconds / max(1, stats.tokens)
+def _figures(name: str, rounds: Sequence[Round], plain_tokens_per_s: float) -> DrafterFigures:
+    stats, passes = Stats.of(rounds), sum(record.counts.draft_passes for record in rounds)
+    count = max(1, stats.rounds)  # drafts may have made the whole answer in the first
     return DrafterFigures(
         drafter=name,
-        tokens_per_s=1e3 / ms if ms else 0.0,
-        speedup=plain_ms / ms if ms else 0.0,
+        tokens_per_s=stats.tokens_per_s,
+        speedup=stats.tokens_per_s / plain_tokens_per_s,
         tokens_per_pass=stats.block_efficiency,
         acceptance=stats.acceptance_rate,
         drafts=stats.draft_length,
