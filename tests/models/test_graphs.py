@@ -185,8 +185,8 @@ def test_an_interrupted_pass_empties_the_cache(monkeypatch: pytest.MonkeyPatch) 
     sequence.forward(LONG[:60], 1)
     true = BucketLayer.update
 
-    def interrupted(self: BucketLayer, *states: torch.Tensor) -> Any:
-        true(self, *states)
+    def interrupted(self: BucketLayer, *states: torch.Tensor, **others: Any) -> Any:
+        true(self, *states, **others)
         raise KeyboardInterrupt
 
     for count in (3, 30):  # by a graph, and without
