@@ -1,4 +1,4 @@
-"""Lanes that share what they read, on a native model: answers are those of a fresh model, whatever is held."""
+"""Lanes that share what they read, natively and with transformers: answers are those of a fresh model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from omnidraft.decoding.request import Extras
 from omnidraft.decoding.schedule import step_together
 from omnidraft.decoding.stream import Stream
 from omnidraft.models.language_model import Read
-from omnidraft.models.native.model import NativeModel
 from omnidraft.models.native.step import BLOCK
 from omnidraft.models.prefix_cache import WORTH, PrefixCache
 from support.compilers import needs_the_8_bit_step
@@ -25,12 +24,20 @@ COUNT = 12
 ROOM = 10**9
 
 
-@pytest.fixture(scope="module")
-def model(target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> OmniDraft:
-    needs_the_8_bit_step()
+@pytest.fixture(scope="module", params=["int8", "float32"])
+def model(
+    target: Path, drafter: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> OmniDraft:
+    if request.param == "int8":
+        needs_the_8_bit_step()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(tmp_path_factory.mktemp("home")))
-        options: dict[str, Any] = {"dtype": "int8", "profile": None, "draft_length": 3, "reuse_answers": "nothing"}
+        options: dict[str, Any] = {
+            "dtype": request.param,
+            "profile": None,
+            "draft_length": 3,
+            "reuse_answers": "nothing",
+        }
         return omnidraft.load(target, drafter, **options)
 
 
@@ -54,7 +61,7 @@ def test_a_lane_reads_only_what_no_other_has_read(model: OmniDraft, monkeypatch:
     read: list[int] = []
     watch(
         monkeypatch,
-        NativeModel,
+        type(model.target.lm),
         lambda each: read.append(len(each.ids)) if each.sequence.model is model.target.lm else None,
     )
     first, second = model.lanes(2, PrefixCache(ROOM))
@@ -96,7 +103,7 @@ def test_what_one_lane_reads_another_takes_over_meanwhile(model: OmniDraft, monk
     read: list[int] = []
     watch(
         monkeypatch,
-        NativeModel,
+        type(model.target.lm),
         lambda each: read.append(len(each.ids)) if each.sequence.model is model.target.lm else None,
     )
     ids = prompt(3, 4 * BLOCK)
@@ -156,7 +163,16 @@ def test_a_failed_round_leaves_nothing_of_its_own(model: OmniDraft, monkeypatch:
     assert asked(lane, ids).result.token_ids == fresh(model, ids)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
+@pytest.mark.parametrize(
+    ("model", "seed"),
+    [
+        ("int8", 0),
+        ("float32", 0),
+        *(pytest.param("int8", seed, marks=pytest.mark.slow) for seed in range(1, 12)),
+        *(pytest.param("float32", seed, marks=pytest.mark.slow) for seed in range(1, 3)),
+    ],
+    indirect=["model"],
+)
 def test_any_history_gives_the_answers_of_a_fresh_model(model: OmniDraft, seed: int) -> None:
     """With edits in the middle, evictions, several lanes at once, answers that are left, and sampled ones."""
     rng, kept = random.Random(seed), PrefixCache(40 * BLOCK * round(model.target.lm.token_bytes))

@@ -102,8 +102,7 @@ def test_what_is_kept_of_the_request_before_changes_no_text(kind: str) -> None:
     assert tokens(run(keeping, start, 20)) == first
     held = []
     for prompt in prompts:
-        begun(keeping, prompt, 12, Sampling(), sampler())
-        held.append(keeping.target.length)
+        held.append(begun(keeping, prompt, 12, Sampling(), sampler()).cached)
         assert tokens(run(keeping, list(prompt), 12)) == generate(target, list(prompt), 12)
     assert kind == "jamba" or held[0] > len(start)
     assert held[-1] == 0

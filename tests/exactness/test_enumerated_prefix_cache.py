@@ -48,8 +48,8 @@ class SharingTable(TableModel):
 
     block = 2
 
-    def share(self, count: int) -> list[Block]:
-        return [Block(self.ids[: (at + 1) * self.block]) for at in range(count)]
+    def share(self, at: int) -> Block:
+        return Block(self.ids[: (at + 1) * self.block])
 
     def adopt(self, blocks: Sequence[Block], length: int) -> None:
         self._ids = list(blocks[-1].text[:length])

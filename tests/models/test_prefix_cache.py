@@ -36,8 +36,8 @@ class Text(SingleSequence):
     def length(self) -> int:
         return len(self.ids)
 
-    def share(self, count: int) -> list[Piece]:
-        return [Piece(tuple(self.ids[: (at + 1) * SIZE])) for at in range(count)]
+    def share(self, at: int) -> Piece:
+        return Piece(tuple(self.ids[: (at + 1) * SIZE]))
 
     def adopt(self, blocks: list[Piece], length: int) -> None:
         self.ids = list(blocks[-1].text[:length])

@@ -40,11 +40,16 @@ class SharingSequence(KVSequence, Protocol):
     def block(self) -> int:
         """Ids that a block holds."""
 
-    def share(self, count: int) -> Sequence[Block]:
-        """The first `count` blocks; whoever writes into one from now on takes a copy."""
+    def share(self, at: int) -> Block:
+        """The block at a place; whoever writes into it, or one before, from now on takes a copy."""
 
     def adopt(self, blocks: Sequence[Block], length: int) -> None:
         """Hold the first `length` ids that these blocks hold, and no others."""
+
+
+@runtime_checkable
+class FilingSequence(SharingSequence, Protocol):
+    """A sequence whose blocks can be kept in files."""
 
     def data_of(self, block: Block) -> memoryview:
         """The bytes of a block."""
@@ -107,12 +112,12 @@ class PrefixCache:
         names = list(_names(circle, ids[:length], size))
         if end and length % size >= WORTH:
             names.append(_name(names[-1] if names else circle, ids[len(names) * size : length]))
-        if any(name not in self._held for name in names):
-            for at, block in enumerate(sequence.share(len(names))):
+        for at, name in enumerate(names):
+            if name not in self._held:
                 before = names[at - 1] if at else circle
-                self._keep(names[at], block, tuple(ids[at * size : min((at + 1) * size, length)]), before)
+                self._keep(name, sequence.share(at), tuple(ids[at * size : min((at + 1) * size, length)]), before)
         self._touch(names)
-        if end and self._files is not None and sequence.model.lasting:
+        if end and self._files is not None and sequence.model.lasting and isinstance(sequence, FilingSequence):
             for name in names:
                 kept = self._kept[name]
                 self._files.put(Header(name, kept.before, kept.ids), sequence.data_of(self._held[name]))
@@ -141,7 +146,7 @@ class PrefixCache:
     def _load(self, name: Digest, sequence: SharingSequence) -> bool:
         """True if the block is in memory, where it is read from its file if need be; else it is dropped."""
         kept = self._kept[name]
-        if kept.block is None and self._files is not None:
+        if kept.block is None and self._files is not None and isinstance(sequence, FilingSequence):
             data = self._files.get(Header(name, kept.before, kept.ids))
             with suppress(ValueError):
                 if data is not None:
@@ -157,8 +162,7 @@ class PrefixCache:
     def _keep(self, name: Digest, block: Block, ids: tuple[int, ...], before: Digest) -> None:
         if name not in self._kept:
             self._put(name, _Kept(None, ids, before))
-        if name not in self._held:
-            self._hold(name, block)
+        self._hold(name, block)
 
     def _following(self, name: Digest) -> set[Digest]:
         """Names of the blocks that follow one, or that are first in a circle."""

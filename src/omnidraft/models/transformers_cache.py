@@ -6,6 +6,7 @@ A hybrid's cache also holds states that a pass overwrites: of recurrences, and o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +53,11 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = keys, values
         return keys, values
 
+    def copied(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and values of positions."""
+        keys, values = (buffer[..., start:end, :].clone() for buffer in self._buffers)
+        return keys, values
+
 
 def _enlarged(old: torch.Tensor, length: int, needed: int) -> torch.Tensor:
     new = old.new_empty(*old.shape[:-2], needed + max(ROOM, needed // 4), old.shape[-1])
@@ -85,6 +91,30 @@ def _growing(layer: Any) -> Any:
     # mypy knows of no class that is both
     kind: Any = HybridLayer if issubclass(type(layer), LinearAttentionCacheLayerMixin) else GrowingLayer
     return kind(number_of_states=getattr(layer, "number_of_states", 1))
+
+
+@dataclass(frozen=True)
+class CopiedBlock:
+    """Copies of the keys and values of some positions, by the number of the layer."""
+
+    layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for pair in self.layers.values() for each in pair)
+
+
+def copied(cache: DynamicCache, start: int, end: int) -> CopiedBlock:
+    """Copies of the keys and values of positions of a cache of attention."""
+    filled = ((at, layer) for at, layer in enumerate(attention(cache)) if layer.is_initialized)
+    return CopiedBlock({at: layer.copied(start, end) for at, layer in filled})
+
+
+def fill(cache: DynamicCache, blocks: Sequence[CopiedBlock], length: int) -> None:
+    """Write the first `length` positions that blocks hold into an empty cache."""
+    for at in blocks[0].layers if blocks else ():
+        keys, values = (torch.cat([block.layers[at][of] for block in blocks], -2)[..., :length, :] for of in (0, 1))
+        cache.update(keys, values, at)
 
 
 def state_layers(cache: DynamicCache) -> list[Any]:

@@ -8,7 +8,7 @@ import secrets
 import textwrap
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -21,6 +21,9 @@ from omnidraft.models.skeleton import Skeleton
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
+    from omnidraft.models.transformers_cache import CopiedBlock
+
+BLOCK_IDS = 256  # that others can have a copy of
 CHUNK_IDS = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
 SHARED_CHUNK, WORK = (
     16,
@@ -161,7 +164,8 @@ class TransformersModel(PretrainedModel):
         return new_cache(self.model.config if self.hybrid else None)
 
     def new_sequence(self, *, hidden: bool = False) -> TransformersSequence:
-        return TransformersSequence(self, tap(self.model) if hidden else None)
+        kind = TransformersSequence if self.hybrid else AttentionSequence
+        return kind(self, tap(self.model) if hidden else None)
 
     @torch.inference_mode()
     def read(self, reads: Sequence[Read]) -> list[torch.Tensor]:
@@ -265,6 +269,34 @@ class TransformersSequence(CachedSequence):
         if length == 0:
             self.cache = self._new_cache()
         self.length = length
+
+
+class AttentionSequence(TransformersSequence):
+    """A text in a cache of keys and values alone, of which others can have copies."""
+
+    block = BLOCK_IDS
+
+    def copy(self, other: KVSequence, length: int) -> None:
+        """Hold the first `length` tokens of another sequence of the same model, and no others."""
+        check_crop(length, other.length)
+        source = cast("AttentionSequence", other)
+        self.adopt([source.share(at) for at in range(-(-length // self.block))], length)
+
+    @torch.inference_mode()
+    def share(self, at: int) -> CopiedBlock:
+        """A copy of the block at a place, of as many ids as it holds."""
+        from omnidraft.models.transformers_cache import copied
+
+        return copied(self.cache, at * self.block, min((at + 1) * self.block, self.length))
+
+    @torch.inference_mode()
+    def adopt(self, blocks: Sequence[CopiedBlock], length: int) -> None:
+        """Hold the first `length` ids that these blocks hold, and no others."""
+        from omnidraft.models.transformers_cache import fill
+
+        self.crop(0)
+        fill(self.cache, blocks, length)
+        self.hidden, self.length = None, length
 
 
 class HiddenStateHook:

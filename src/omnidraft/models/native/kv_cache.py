@@ -78,10 +78,10 @@ class KVBlocks:
             self._pointers[number] = pointer(block)
         self._blocks += blocks
 
-    def share(self, count: int) -> list[torch.Tensor]:
-        """The first `count` blocks, which others may read from now on."""
-        self._shared = max(self._shared, count)
-        return self._blocks[:count]
+    def share(self, at: int) -> torch.Tensor:
+        """The block at a place, which others may read from now on, as those before it."""
+        self._shared = max(self._shared, at + 1)
+        return self._blocks[at]
 
     @staticmethod
     def data_of(block: torch.Tensor) -> memoryview:

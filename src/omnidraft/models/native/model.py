@@ -211,11 +211,12 @@ class NativeSequence(CachedSequence):
     def copy(self, other: KVSequence, length: int) -> None:
         """Hold the first `length` tokens of another sequence of the same shape, and no others."""
         check_crop(length, other.length)
-        self.adopt(cast("NativeSequence", other).share(-(-length // self.block)), length)
+        source = cast("NativeSequence", other)
+        self.adopt([source.share(at) for at in range(-(-length // self.block))], length)
 
-    def share(self, count: int) -> list[torch.Tensor]:
-        """The first `count` blocks; whoever writes into one from now on takes a copy."""
-        return self.cache.share(count)
+    def share(self, at: int) -> torch.Tensor:
+        """The block at a place; whoever writes into it, or one before, from now on takes a copy."""
+        return self.cache.share(at)
 
     def adopt(self, blocks: Sequence[torch.Tensor], length: int) -> None:
         """Hold the first `length` ids that these blocks hold, and no others."""

@@ -286,7 +286,7 @@ class Scheduler:
         """The free lane whose conversation the prompt goes on with, else that used longest ago; None for none.
 
         A beginning in common, as of one system prompt, is not enough: of what free lanes hold, only the oldest is lost.
-        Lanes of native targets hold nothing between requests: what they read is in the prefix cache.
+        Lanes whose caches others can share hold nothing between requests: what they read is in the prefix cache.
         """
         busy = {id(run.state) for run in self._running}
         free = [state for state in task.served.lanes if id(state) not in busy]
