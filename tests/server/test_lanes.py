@@ -21,8 +21,9 @@ import pytest
 from omnidraft.api import OmniDraft
 from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.round import verify
+from omnidraft.models import transformers_model
 from omnidraft.models.language_model import Read
-from omnidraft.models.transformers_model import TransformersModel
+from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
 from omnidraft.server.running.served_model import ServedModel
 from support.reads import watch
 from support.serving import PATIENT, QUESTION, At, Rounds, events, serving, user
@@ -405,7 +406,14 @@ def again(at: At, talk: list[dict[str, str]]) -> tuple[int, int]:
     return found["cache_n"], found["prompt_n"]
 
 
+@pytest.fixture
+def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches that others cannot have copies of, as those of hybrids."""
+    monkeypatch.setattr(transformers_model, "AttentionSequence", TransformersSequence)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshared")
 def test_the_conversation_used_longest_ago_is_forgotten(chat: Path) -> None:
     with serving([chat], options={"draft_length": 0}, lanes=2) as at:
         first, second = (answered(at, f"{name} has 3 pens.")[0] for name in ("Ann", "Bob"))
@@ -418,14 +426,17 @@ def test_the_conversation_used_longest_ago_is_forgotten(chat: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_common_beginning_costs_no_conversation(chat: Path) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_common_beginning_costs_no_conversation(chat: Path, shared: bool, request: pytest.FixtureRequest) -> None:
+    if not shared:
+        request.getfixturevalue("unshared")
     system = "You count things, and say how many there are. " * 8
     with serving([chat], options={"draft_length": 0}, lanes=3) as at:
         talks = [answered(at, f"{name} has 3 pens.", system=system)[0] for name in ("Ann", "Bob", "Eva")]
         for talk in talks:
             assert again(at, talk)[1] < 30  # what is new: all three are held
         answered(at, "And Tim?", system=system)  # in the lane of the first, the oldest
-        assert [again(at, talk)[1] < 30 for talk in reversed(talks)] == [True, True, False]
+        assert [again(at, talk)[1] < 30 for talk in reversed(talks)] == [True, True, shared]
 
 
 @pytest.mark.slow
