@@ -14,6 +14,7 @@ import torch
 from omnidraft.alignment.spelling_table import Probs
 from omnidraft.config import Sampling
 from omnidraft.counts.counts import Counts
+from omnidraft.decoding import drafter as drafter_module
 from omnidraft.decoding.drafter import Drafter
 from omnidraft.decoding.passes import Passes, run
 from omnidraft.decoding.shared_drafter import SharedDrafter
@@ -114,9 +115,27 @@ def test_a_window_that_holds_little_of_the_next_text_is_not_kept() -> None:
     text = list(range(1, 31))
     drafter.start(text)
     first_q(drafter, 4)  # the window begins at token 22
-    assert drafter.start(text[:25], keep=True) == 0, "three tokens would be left"
+    assert drafter.start(text[:25], keep=True) == 18, "three tokens would be left: a new window begins at 18"
     fresh.start(text[:25])
     assert torch.allclose(first_q(drafter, 4), first_q(fresh, 4), atol=1e-5)
+
+
+def test_of_a_long_text_the_end_alone_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter_module, "WINDOW", 16)
+    lm = random_model("llama", 64, seed=1)
+    drafter, fresh = Drafter(lm), lm.new_sequence()
+    text = [i % 60 for i in range(100)]
+    assert drafter.start(text) == 92, "what the policy counts as unread is what will be read"
+    found = first_q(drafter, 4)
+    assert drafter.read == 8 + 3  # half a window, and three of the four drawn
+    assert torch.allclose(found, torch.softmax(fresh.forward(text[92:], 1)[-1], -1), atol=1e-5)
+    read = 0
+    for token in range(40):
+        drafter.extend([token])
+        first_q(drafter, 4)
+        read += drafter.read
+        assert drafter.sequence.length <= 16
+    assert read < 40 * (1 + 3) + 8 * 40 / 4, "each move of the window reads half of it"
 
 
 def test_a_pass_that_was_interrupted_is_not_gone_on_from() -> None:

@@ -24,7 +24,8 @@ from omnidraft.models.prefix_cache import PrefixCache, circle_of, common, shares
 from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
 
 TAIL_IDS = 16  # ids that a drafter reads with the logits after them where others may wait: fewer take as long
-WINDOWS = 8  # places in a context where the window of a longer text may begin
+WINDOW = 1024  # tokens of a text, the last ones, that a model drafts from at most
+STARTS = 8  # places in a window's length where one may begin
 UNUSABLE = "the drafter's logits are NaN or infinite: check its weights, or use another drafter"
 
 
@@ -40,7 +41,8 @@ class Drafter:
         self.sequence = model.new_sequence(hidden=True)
         self._text: list[int] = []  # the committed text
         self.begun = 0  # how many of its tokens are the prompt
-        self._base = 0  # where the model's window begins in it
+        self.window = min(model.context, WINDOW)
+        self._base = 0  # where the window begins in the text
         self._cached: list[int] = []  # the tokens in the model's cache, from `_base` on
         self._agreed = 0  # how many of them are known to be committed text
         self._aligned = False  # in the present draft
@@ -64,14 +66,15 @@ class Drafter:
             self.counts.start(text, new_tokens, memory)
         held = self._cached[: self.sequence.length]  # an interrupted pass may have emptied it
         kept = common(held, text[base:]) if keep and self._text[:base] == text[:base] else 0
-        if base and len(text) - base < min(len(text), self.model.context // 2):
+        if base and len(text) - base < min(len(text), self.window // 2):
             kept = 0  # a new window holds more of the text than is left of this one
         self._text, self.begun, self._agreed = text, len(text), kept
         if not kept:
-            self._base, self._cached = 0, []
-            self.sequence.crop(0)
+            self._begin_window(0)
+        if len(text) - self._base >= self.window:
+            self._move_window()
         self._adopt()
-        return self._base + self._agreed if self._agreed else 0
+        return self._base + self._agreed
 
     def put_away(self) -> None:
         """Let go of the text at its end; what was read of it can be found again."""
@@ -79,6 +82,18 @@ class Drafter:
             window = self._text[self._base :]
             self.sequence.crop(common(self._cached[: self.sequence.length], window))
             self.prefix_cache.add(self._name, window, self.sequence, end=True)
+
+    def _begin_window(self, at: int) -> None:
+        self._base, self._cached, self._agreed = at, [], 0
+        self.sequence.crop(0)
+
+    def _move_window(self) -> None:
+        """Begin a window that the end of the text fills by half, at a place where those of other requests do.
+
+        Keys cannot be dropped from the front of a window: their positions would no longer be true.
+        """
+        step = max(1, self.window // STARTS)
+        self._begin_window(max(0, -(-(len(self._text) - self.window // 2) // step) * step))
 
     def _adopt(self) -> None:
         """Take over what was read elsewhere of the window, where that is more than is read here."""
@@ -219,13 +234,8 @@ class Drafter:
     def _align(self, drafted: list[int], room: int) -> None:
         """Cut the cache back to a beginning of the committed text that leaves something to read."""
         text = self._text
-        if len(text) - self._base + room > self.model.context:
-            # keys cannot be dropped from the front (their positions would no longer be true): the last half
-            # of the window is read again; it begins at a place where those of other requests do
-            step = max(1, self.model.context // WINDOWS)
-            self._base = max(0, -(-(len(text) - self.model.context // 2) // step) * step)
-            self._cached, self._agreed = [], 0
-            self.sequence.crop(0)
+        if len(text) - self._base + room > self.window:
+            self._move_window()
             self._adopt()
         # at least one token is read, for its logits
         agreed, end = self._agreed, min(len(self._cached), len(text) - self._base - (0 if drafted else 1))

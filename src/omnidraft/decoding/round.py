@@ -111,7 +111,7 @@ def propose(lane: Lane, request: Request) -> Passes[Draft]:
         return counted_draft(lane.counts, request.ids, room, lane.policy, lane.eos)
     if attached is None or lane.proposer is None:
         return Draft(no_draft_reason=lane.policy.no_draft_reason)
-    length = min(room, attached.drafter.model.context // 2, (target.context - used) // lane.longest_spelled)
+    length = min(room, attached.drafter.window // 2, (target.context - used) // lane.longest_spelled)
     if length <= 0:
         return Draft()
     temperature = lane.drafting.drafter_temperature
