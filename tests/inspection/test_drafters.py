@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from omnidraft.bench.interleaved import Timed, TimedAnswer
 from omnidraft.cli import main as cli
+from omnidraft.config import Drafting
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection import drafters
 from omnidraft.inspection.drafters import Comparison, DrafterFigures, compare_drafters, verdict
@@ -28,6 +30,8 @@ ROW = DrafterFigures(
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short answers, with drafts whatever their costs are on a busy machine."""
+    monkeypatch.setattr(drafters, "Drafting", partial(Drafting, draft_length=3))
     monkeypatch.setattr(drafters, "QUESTIONS", drafters.QUESTIONS[:3])
     monkeypatch.setattr(drafters, "TOKENS", 12)
 
