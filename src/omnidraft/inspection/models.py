@@ -10,6 +10,7 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.alignment.vocab import Speller, read_vocab
+from omnidraft.decoding.drafter import WINDOW
 from omnidraft.errors import ModelError
 from omnidraft.inspection.implementation import REFUSED, StepReport, step_of
 from omnidraft.inspection.vocabularies import Language, Vocabulary, vocabulary
@@ -88,7 +89,9 @@ def read_model(name: str | Path, *, drafts: bool = False) -> Unloaded:
     figures = Model(
         name=path.resolve().name if local else source,
         vocabulary=None if language is None else vocabulary(language),
-        memory=None if model is None else memory(model, rounds=is_gguf(source) and not drafts, held=held),
+        memory=None
+        if model is None
+        else memory(model, drafts=drafts, rounds=is_gguf(source) and not drafts, held=held),
         step=step,
         keys=keys,
     )
@@ -96,16 +99,17 @@ def read_model(name: str | Path, *, drafts: bool = False) -> Unloaded:
     return Unloaded(figures=figures, language=language, problem=problem, checked=checked)
 
 
-def memory(model: TransformersModel, *, rounds: bool = False, held: int | None = None) -> Memory:
+def memory(model: TransformersModel, *, drafts: bool = False, rounds: bool = False, held: int | None = None) -> Memory:
     """Memory of a model on the meta device.
 
-    With `rounds` `load` may choose 8-bit weights; `held` are the bytes of weights as a GGUF file has them, at most 8
-    bits each.
+    A model that `drafts` has no more than its window in its cache.  With `rounds` `load` may choose 8-bit weights;
+    `held` are the bytes of weights as a GGUF file has them, at most 8 bits each.
     """
     parameters = model.model.num_parameters()
     device = choose_device("auto")
     dtype, reason = choose_precision(device, model.model, rounds=rounds)
     entries, itemsize = None, getattr(torch, dtype).itemsize
+    context = min(model.context, WINDOW) if drafts else model.context
     with suppress(Exception):  # a pass that depends on values, as in some mixtures of experts, raises anything
         entries = int(model.token_bytes / model.dtype.itemsize)
     return Memory(
@@ -115,5 +119,5 @@ def memory(model: TransformersModel, *, rounds: bool = False, held: int | None =
         device=device.type,
         weight_bytes=held if held is not None and dtype in native.PRECISIONS else parameters * itemsize,
         kv_bytes=None if entries is None else entries * (2 if dtype in native.PRECISIONS else itemsize),
-        context=None if model.context >= NO_LIMIT else model.context,
+        context=None if context >= NO_LIMIT else context,
     )

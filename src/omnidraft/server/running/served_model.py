@@ -74,8 +74,9 @@ class ServedModel:
         self._sources = sources  # target and drafter, as they can be loaded
         self.failure: str | None = None  # of the drafter, where it could not be loaded
         self.lanes = [LaneState(lane) for lane in model.lanes(lanes, prefix_cache)]
-        attached = model.lane.attached
-        self._token_bytes = model.target.lm.token_bytes + (2 * attached.drafter.model.token_bytes if attached else 0)
+        self._target_bytes = model.target.lm.token_bytes  # of a token
+        self._drafter = model.lane.attached.drafter if model.lane.attached else None
+        self._drafter_bytes = self._drafter.model.token_bytes if self._drafter else 0.0
         self.lock = threading.Lock()
         self.answers = 0
         self.series: dict[str, deque[float | None]] = {
@@ -135,9 +136,11 @@ class ServedModel:
         return sum(state.lane.nbytes for state in self.lanes)
 
     def needs(self, tokens: int) -> int:
-        """Bytes of KV caches that a lane needs for this number of tokens; of a drafter, twice as many."""
+        """Bytes of KV caches that a lane needs for so many tokens; a drafter has twice as many, or its window."""
         tokens = min(tokens, self.model.target.lm.context + 1)
-        return round(self._token_bytes * (tokens + max(ROOM, tokens // 2)))  # with room to grow
+        tokens += max(ROOM, tokens // 2)  # room to grow
+        drafted = min(2 * tokens, self._drafter.window + ROOM) if self._drafter else 0
+        return round(self._target_bytes * tokens + self._drafter_bytes * drafted)
 
     @cached_property
     def copies(self) -> bool:
