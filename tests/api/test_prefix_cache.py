@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from support.reads import watch
 pytestmark = pytest.mark.usefixtures("home")
 COUNT = 12
 ROOM = 10**9
+PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module", params=["int8", "float32"])
@@ -161,6 +163,19 @@ def test_a_failed_round_leaves_nothing_of_its_own(model: OmniDraft, monkeypatch:
             asked(lane, ids)
     assert lane.nbytes == 0
     assert asked(lane, ids).result.token_ids == fresh(model, ids)
+
+
+def test_an_error_after_an_answer_leaves_the_models_to_others(
+    model: OmniDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = model.lanes(2, PrefixCache(ROOM))
+    ids = prompt(7, BLOCK + 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefixCache, "add", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            asked(first, ids)
+    with ThreadPoolExecutor(1) as pool:  # another thread, which would wait for the lock
+        assert pool.submit(asked, second, ids).result(PATIENCE_S).result.token_ids == fresh(model, ids)
 
 
 @pytest.mark.parametrize(

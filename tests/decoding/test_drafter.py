@@ -125,6 +125,7 @@ def test_of_a_long_text_the_end_alone_is_read(monkeypatch: pytest.MonkeyPatch) -
     lm = random_model("llama", 64, seed=1)
     drafter, fresh = Drafter(lm), lm.new_sequence()
     text = [i % 60 for i in range(100)]
+    assert [drafter.start(text[:length]) for length in (15, 16, 17)] == [0, 8, 10]
     assert drafter.start(text) == 92, "what the policy counts as unread is what will be read"
     found = first_q(drafter, 4)
     assert drafter.read == 8 + 3  # half a window, and three of the four drawn

@@ -36,6 +36,9 @@ def test_weights_are_lent_and_given_back(native_step: bool) -> None:
     assert torch.equal(logits(None), own)
     assert torch.equal(logits(learned), changed)
     assert torch.equal(source.new_sequence().forward(IDS, 5), plain)
+    logits({name: weight + 1 for name, weight in learned.items()})
+    identities = {model.identity for model in lent}
+    assert len(identities) == 4, "no cache of the weights before is one of these"
 
 
 def test_a_request_goes_on_until_a_later_one_takes_the_lane() -> None:

@@ -209,6 +209,14 @@ def test_a_drafter_that_becomes_useless_is_dropped() -> None:
     assert clock.after(SCENES["hopeless drafter"], 60) > 0.98
 
 
+def test_no_more_is_unread_than_the_drafter_would_read() -> None:
+    policy = Goodput(LONGEST, Scored())
+    policy.open(range(300), 10**6, window=512)
+    for _ in range(1000):
+        policy.learn(made(0, 1, {"draft_passes": 0}, None, draft_s=0.0, verify_s=1.0))
+    assert policy._behind == 512  # noqa: SLF001
+
+
 def test_long_prompts_with_short_answers_are_left_to_the_target() -> None:
     """The drafter is good, but its prefill costs more than it could save; in a longer answer it is used."""
     scene = replace(SCENES["easy"], read=0.02)

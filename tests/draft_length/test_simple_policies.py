@@ -234,7 +234,7 @@ class Dawdling(Fixed):
         super().__init__()
         self.now, self.told = 0.0, list[Round]()
 
-    def open(self, prompt: Sequence[int], new_tokens: int) -> None:  # noqa: ARG002
+    def open(self, prompt: Sequence[int], new_tokens: int, window: int = 0) -> None:  # noqa: ARG002
         self.now += 1.0
 
     def learn(self, record: Round) -> None:

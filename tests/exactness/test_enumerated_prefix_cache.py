@@ -51,7 +51,8 @@ class SharingTable(TableModel):
     def share(self, at: int) -> Block:
         return Block(self.ids[: (at + 1) * self.block])
 
-    def adopt(self, blocks: Sequence[Block], length: int) -> None:
+    def adopt(self, blocks: Sequence[Block], length: int, held: int = 0) -> None:
+        assert list(self.ids[:held]) == list(blocks[-1].text[:held]), "what it is said to hold already"
         self._ids = list(blocks[-1].text[:length])
 
     def data_of(self, block: Block) -> memoryview:

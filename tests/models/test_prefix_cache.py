@@ -31,15 +31,17 @@ class Text(SingleSequence):
     ids: list[int] = field(default_factory=list)
     block: int = SIZE
     lasting: bool = False
+    shared: int = 0  # blocks asked for
 
     @property
     def length(self) -> int:
         return len(self.ids)
 
     def share(self, at: int) -> Piece:
+        self.shared += 1
         return Piece(tuple(self.ids[: (at + 1) * SIZE]))
 
-    def adopt(self, blocks: list[Piece], length: int) -> None:
+    def adopt(self, blocks: list[Piece], length: int, held: int = 0) -> None:  # noqa: ARG002
         self.ids = list(blocks[-1].text[:length])
 
     def data_of(self, block: Piece) -> memoryview:
@@ -126,6 +128,38 @@ def test_what_was_used_last_stays_and_ends_go_before_beginnings() -> None:
     assert (kept.nbytes, found(kept, first)) == (0, 0)
     read(kept, first)
     assert kept.nbytes == 0, "there is no room"
+
+
+@pytest.mark.parametrize("limit", [0, 300])
+def test_blocks_for_which_there_is_no_room_are_not_asked_for(limit: int) -> None:
+    kept, ids = PrefixCache(limit), text(1, 20 * SIZE)
+    sequence: Any = Text([])
+    most = 0
+    for at in range(SIZE, len(ids) + 1, SIZE):  # as a prompt is read
+        sequence.ids = ids[:at]
+        kept.add(ONE, ids, sequence)
+        most = max(most, kept.nbytes)
+    assert sequence.shared <= 20 + limit // 100
+    assert most <= limit
+    assert found(kept, ids) == limit // 100 * SIZE
+
+
+def test_what_is_kept_needs_no_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, ids = PrefixCache(10**6), text(1, 5 * SIZE)
+    true = Text.share
+
+    def share(self: Text, at: int) -> Piece:
+        if at == 2:
+            raise error
+        return true(self, at)
+
+    monkeypatch.setattr(Text, "share", share)
+    error: Exception = MemoryError()
+    read(kept, ids)
+    assert found(kept, ids) == 2 * SIZE
+    error = ValueError("of another kind")
+    with pytest.raises(ValueError, match="of another kind"):
+        read(kept, ids)
 
 
 @pytest.mark.parametrize("seed", range(20))

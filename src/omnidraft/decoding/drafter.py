@@ -102,7 +102,7 @@ class Drafter:
         window = self._text[self._base :]
         blocks, length = self.prefix_cache.find(self._name, window, self.sequence)
         if length > self._agreed:
-            self.sequence.adopt(blocks, length)
+            self.sequence.adopt(blocks, length, self._agreed)
             self._cached, self._agreed = window[:length], length
 
     @property

@@ -18,7 +18,7 @@ from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, make_policy
 from omnidraft.errors import CONTEXT_LENGTH, OmniDraftError, PromptError
 from omnidraft.models.forks import ForkLock
-from omnidraft.models.language_model import LanguageModel, check_ids, copies
+from omnidraft.models.language_model import NO_LIMIT, LanguageModel, check_ids, copies
 from omnidraft.models.prefix_cache import PrefixCache, circle_of, common, shares
 from omnidraft.verification.sampling import Processing, Processor, Sampler
 
@@ -216,7 +216,8 @@ class Lane:
             drafter.network = request.extras.drafter
             drafter.prefix_cache, drafter.circle = self.prefix_cache, request.extras.circle
             unread = self.attached.start(prompt, keep=self.keeps, new_tokens=2 * coming, memory=memory)
-        self.policy.open(unread, request.end - len(prompt))
+        window = self.attached.drafter.window if self.attached else NO_LIMIT
+        self.policy.open(unread, request.end - len(prompt), window)
         self._ids = prompt
         request.policy_s = time.perf_counter() - began
 
@@ -236,7 +237,7 @@ class Lane:
             return
         blocks, length = self.prefix_cache.find(self._circle(request), request.ids, target)
         if length > (before := target.length):
-            target.adopt(blocks, length)
+            target.adopt(blocks, length, before)
             target.crop(min(length, len(request.ids) - 1))
             request.cached += target.length - before
 

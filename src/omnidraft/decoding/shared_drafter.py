@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 
 import torch
 
@@ -63,6 +64,7 @@ class SharedDrafter:
         if isinstance(weights, PackedWeights):
             raise TypeError("weights that are rounded are for the native step")
         lent = copy.copy(before) if isinstance(before, LentWeights) else LentWeights(self.source)
+        lent.identity = secrets.token_bytes(16)  # no cache of the weights before is one of these
         lent.load_weights(weights)
         return lent
 

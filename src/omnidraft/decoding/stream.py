@@ -233,11 +233,13 @@ class Stream:
             if lane.learning is not None and self.request.finish is not None and not self._failed:
                 lane.learning.teach(self.records, lane.attached)
         finally:
-            if self._failed or not lane.keeps:
-                lane.release()
-            else:
-                lane.end(self.request if self._begun else None)
-            lane.turns.end()
+            try:
+                if self._failed or not lane.keeps:
+                    lane.release()
+                else:
+                    lane.end(self.request if self._begun else None)
+            finally:
+                lane.turns.end()
 
 
 def decode(

@@ -21,6 +21,7 @@ from omnidraft.counts.counts import Guess
 from omnidraft.draft_length.acceptance import COUNTED, DISCOUNT, Acceptance
 from omnidraft.draft_length.acceptance_head import Head
 from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, STALL, CostModel, Linear, first_and_more
+from omnidraft.models.language_model import NO_LIMIT
 
 if TYPE_CHECKING:
     from omnidraft.verification.round import Round
@@ -59,6 +60,7 @@ class Goodput:
         # the present request: tokens that the drafter has not read, asked for, and emitted; whether its first round or
         # the drafter's prefill is still to come
         self._behind = self._asked = self._emitted = 0
+        self._window = NO_LIMIT
         self._first = self._unread = True
         # the present draft: its walk, the bins of its tokens, their survival, how long an exploration wants it, whether
         # it is of the counts alone, and whether the drafter has made a step
@@ -70,11 +72,11 @@ class Goodput:
 
     # ------------------------------------------------------------ decisions
 
-    def open(self, prompt: Sequence[int], new_tokens: int) -> None:
+    def open(self, prompt: Sequence[int], new_tokens: int, window: int = NO_LIMIT) -> None:
         """Start a request."""
         if self._emitted:
             self._length += (self._emitted - self._length) / LEVEL_MEMORY
-        self._behind, self._asked, self._emitted = len(prompt), new_tokens, 0
+        self._behind, self._asked, self._emitted, self._window = len(prompt), new_tokens, 0, window
         self._first = self._unread = True
         self.acceptance.start_request()
         self._first_gain = self._step_gain(1.0, 0)
@@ -232,7 +234,7 @@ class Goodput:
             self._budget -= self._prefill if self._budget > 0 else 0.0
             self._unread = False
         unread = 0 if passes else max(0, self._behind - record.counts.draft_read)
-        self._behind = len(record.emitted) + unread
+        self._behind = min(len(record.emitted) + unread, self._window)
         if not self._first and self.costs.seconds and not start:
             self._learn_goodput(record)
         self._first = False

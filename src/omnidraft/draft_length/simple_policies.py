@@ -15,6 +15,7 @@ from omnidraft.counts.counts import Guess
 from omnidraft.draft_length.acceptance_head import Head, bound, spread
 from omnidraft.draft_length.batch_goodput import BatchCosts, RowGoodput
 from omnidraft.draft_length.goodput_policy import UNSURE, Goodput
+from omnidraft.models.language_model import NO_LIMIT
 
 if TYPE_CHECKING:
     from omnidraft.verification.round import Round
@@ -36,8 +37,11 @@ class Fixed:
     def __init__(self, *, alone: bool = False) -> None:
         self._trusted = 0.0 if alone else TRUSTED
 
-    def open(self, prompt: Sequence[int], new_tokens: int) -> None:
-        """Start a request with a prompt of drafter tokens, for at most `new_tokens` target tokens."""
+    def open(self, prompt: Sequence[int], new_tokens: int, window: int = NO_LIMIT) -> None:
+        """Start a request with a prompt of drafter tokens, for at most `new_tokens` target tokens.
+
+        `window` is the most that the drafter reads before it drafts, in drafter tokens.
+        """
 
     def rereads(self, count: int) -> bool:
         """True to draft if the target then reads `count` committed tokens again beside the draft."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from omnidraft.models.block_files import BlockFiles, Header
 from omnidraft.models.language_model import KVSequence
+from omnidraft.models.memory import is_shortage
 
 WORTH = 16  # ids of a block that have to be equal for it to be taken
 Digest = bytes
@@ -43,8 +44,8 @@ class SharingSequence(KVSequence, Protocol):
     def share(self, at: int) -> Block:
         """The block at a place; whoever writes into it, or one before, from now on takes a copy."""
 
-    def adopt(self, blocks: Sequence[Block], length: int) -> None:
-        """Hold the first `length` ids that these blocks hold, and no others."""
+    def adopt(self, blocks: Sequence[Block], length: int, held: int = 0) -> None:
+        """Hold the first `length` ids that these blocks hold, and no others; it holds the first `held` already."""
 
 
 @runtime_checkable
@@ -107,20 +108,36 @@ class PrefixCache:
         return blocks, length if len(there) == len(known) else len(there) * size
 
     def add(self, circle: Digest, ids: Sequence[int], sequence: SharingSequence, *, end: bool = False) -> None:
-        """Keep the whole blocks of a text that a sequence has read; at its `end` the last one, too, and in files."""
+        """Keep the whole blocks of a text that a sequence has read; at its `end` the last one, too, and in files.
+
+        Of a text larger than the limit, or for which memory is short, the beginning is kept.
+        """
         size, length = sequence.block, min(sequence.length, len(ids))
         names = list(_names(circle, ids[:length], size))
         if end and length % size >= WORTH:
             names.append(_name(names[-1] if names else circle, ids[len(names) * size : length]))
+        files = self._files if end and sequence.model.lasting and isinstance(sequence, FilingSequence) else None
+        taken = 0  # bytes of this text
         for at, name in enumerate(names):
             if name not in self._held:
                 before = names[at - 1] if at else circle
-                self._keep(name, sequence.share(at), tuple(ids[at * size : min((at + 1) * size, length)]), before)
+                try:
+                    block = sequence.share(at)
+                except Exception as error:
+                    if not is_shortage(error):
+                        raise
+                    del names[at:]
+                    break
+                self._keep(name, block, tuple(ids[at * size : min((at + 1) * size, length)]), before)
+            taken += self._held[name].nbytes
+            if taken > self.limit and files is None:  # what follows would not stay
+                del names[at + 1 :]
+                break
         self._touch(names)
-        if end and self._files is not None and sequence.model.lasting and isinstance(sequence, FilingSequence):
+        if files is not None and isinstance(sequence, FilingSequence):
             for name in names:
                 kept = self._kept[name]
-                self._files.put(Header(name, kept.before, kept.ids), sequence.data_of(self._held[name]))
+                files.put(Header(name, kept.before, kept.ids), sequence.data_of(self._held[name]))
         self.trim(self.limit)
 
     def trim(self, limit: int) -> None:

@@ -54,8 +54,8 @@ class GrowingLayer(DynamicLayer):
         return keys, values
 
     def copied(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the keys and values of positions."""
-        keys, values = (buffer[..., start:end, :].clone() for buffer in self._buffers)
+        """Copies of the keys and values of positions, in the memory of the CPU."""
+        keys, values = (buffer[..., start:end, :].to("cpu", copy=True).contiguous() for buffer in self._buffers)
         return keys, values
 
 
@@ -95,9 +95,10 @@ def _growing(layer: Any) -> Any:
 
 @dataclass(frozen=True)
 class CopiedBlock:
-    """Copies of the keys and values of some positions, by the number of the layer."""
+    """Copies of the keys and values of some positions, by the number of the layer, in the memory of the CPU."""
 
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    devices: dict[int, torch.device]  # of the layers
 
     @property
     def nbytes(self) -> int:
@@ -106,15 +107,17 @@ class CopiedBlock:
 
 def copied(cache: DynamicCache, start: int, end: int) -> CopiedBlock:
     """Copies of the keys and values of positions of a cache of attention."""
-    filled = ((at, layer) for at, layer in enumerate(attention(cache)) if layer.is_initialized)
-    return CopiedBlock({at: layer.copied(start, end) for at, layer in filled})
+    filled = [(at, layer) for at, layer in enumerate(attention(cache)) if layer.is_initialized]
+    return CopiedBlock(
+        {at: layer.copied(start, end) for at, layer in filled}, {at: layer.device for at, layer in filled}
+    )
 
 
 def fill(cache: DynamicCache, blocks: Sequence[CopiedBlock], length: int) -> None:
-    """Write the first `length` positions that blocks hold into an empty cache."""
-    for at in blocks[0].layers if blocks else ():
+    """Append the first `length` positions that blocks hold to a cache."""
+    for at, device in blocks[0].devices.items() if blocks else ():
         keys, values = (torch.cat([block.layers[at][of] for block in blocks], -2)[..., :length, :] for of in (0, 1))
-        cache.update(keys, values, at)
+        cache.update(keys.to(device), values.to(device), at)
 
 
 def state_layers(cache: DynamicCache) -> list[Any]:

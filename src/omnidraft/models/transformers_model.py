@@ -290,12 +290,18 @@ class AttentionSequence(TransformersSequence):
         return copied(self.cache, at * self.block, min((at + 1) * self.block, self.length))
 
     @torch.inference_mode()
-    def adopt(self, blocks: Sequence[CopiedBlock], length: int) -> None:
-        """Hold the first `length` ids that these blocks hold, and no others."""
+    def adopt(self, blocks: Sequence[CopiedBlock], length: int, held: int = 0) -> None:
+        """Hold the first `length` ids that these blocks hold, and no others; it holds the first `held` already."""
         from omnidraft.models.transformers_cache import fill
 
-        self.crop(0)
-        fill(self.cache, blocks, length)
+        whole = held // self.block  # blocks that need not be copied
+        try:
+            self.crop(whole * self.block)
+            fill(self.cache, blocks[whole:], length - self.length)
+        except BaseException as error:
+            self.crop(0)
+            raise_for_pass(error, length, lambda: self.model.token_bytes)
+            raise
         self.hidden, self.length = None, length
 
 

@@ -218,7 +218,7 @@ class NativeSequence(CachedSequence):
         """The block at a place; whoever writes into it, or one before, from now on takes a copy."""
         return self.cache.share(at)
 
-    def adopt(self, blocks: Sequence[torch.Tensor], length: int) -> None:
+    def adopt(self, blocks: Sequence[torch.Tensor], length: int, held: int = 0) -> None:  # noqa: ARG002
         """Hold the first `length` ids that these blocks hold, and no others."""
         self.cache.adopt(blocks)
         self.hidden, self.length = None, length
