@@ -41,6 +41,9 @@ class Text(SingleSequence):
         self.shared += 1
         return Piece(tuple(self.ids[: (at + 1) * SIZE]))
 
+    def crop(self, length: int) -> None:
+        del self.ids[length:]
+
     def adopt(self, blocks: list[Piece], length: int, held: int = 0) -> None:  # noqa: ARG002
         self.ids = list(blocks[-1].text[:length])
 

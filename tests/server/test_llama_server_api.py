@@ -41,7 +41,8 @@ def test_an_answer_is_that_of_a_completion(server: At, alone: OmniDraft) -> None
     assert (made["model"], made["index"], made["tokens"], made["truncated"]) == ("chat", 0, [], False)
     assert made["has_new_line"] == ("\n" in made["content"])
     assert made["timings"]["predicted_n"] == 16
-    again = answer(server, **LONG)
+    longer = {**LONG, "prompt": 3 * LONG["prompt"]}  # of 16 tokens and more
+    _, again = answer(server, **longer), answer(server, **longer)
     assert again["tokens_cached"] == again["timings"]["cache_n"] > 0
 
 
