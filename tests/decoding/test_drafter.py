@@ -30,6 +30,7 @@ from support.exact_models import native_step
 from support.lanes import context_of, generate, lane, sampler, tokens, written
 from support.lanes import family_language as small
 from support.models import Knowing, Scripted, random_model
+from support.rounds import begun
 from support.table_models import PROMPT, Greedy, Shape, TableModel, make_world
 from support.texts import TEXTS
 
@@ -137,6 +138,20 @@ def test_of_a_long_text_the_end_alone_is_read(monkeypatch: pytest.MonkeyPatch) -
         read += drafter.read
         assert drafter.sequence.length <= 16
     assert read < 40 * (1 + 3) + 8 * 40 / 4, "each move of the window reads half of it"
+
+
+class Told(Fixed):
+    def open(self, prompt: Sequence[int], new_tokens: int, window: int = 0) -> None:
+        self.told = len(prompt), new_tokens, window
+
+
+def test_the_policy_is_told_what_is_unread_of_the_window() -> None:
+    world = make_world("full", 7)
+    world.drafter.context = 4
+    lane_ = world.lane(draft_length=2)
+    lane_.policy = policy = Told()
+    begun(lane_, [PROMPT, 1, 2, 3, 0, 1, 2, 3], 9, Sampling(), sampler())
+    assert policy.told == (2, 9, 4)
 
 
 def test_a_pass_that_was_interrupted_is_not_gone_on_from() -> None:

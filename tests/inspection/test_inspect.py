@@ -22,7 +22,7 @@ from omnidraft.cli import main as cli
 from omnidraft.draft_length import cost_model
 from omnidraft.draft_length.cost_model import CostModel, PassTimes
 from omnidraft.errors import ModelError
-from omnidraft.inspection import report
+from omnidraft.inspection import models, report
 from omnidraft.inspection.models import Memory, memory, read_model
 from omnidraft.inspection.report import Inspection, break_evens, inspect_pair
 from omnidraft.inspection.vocabularies import Language
@@ -126,6 +126,16 @@ def test_the_memory_is_that_of_the_loaded_model(kind: str, tmp_path: Path) -> No
     cache = transformers.DynamicCache()
     loaded.lm.model(torch.tensor([[1, 2, 3]]), use_cache=True, **{cache_argument(loaded.lm.model): cache})
     assert found.kv_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in cast(Any, cache).layers) / 3
+
+
+def test_a_drafters_cache_is_its_window(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "WINDOW", 64)
+    context = memory_of(drafter).context
+    figures = read_model(drafter, drafts=True).figures.memory
+    assert context is not None
+    assert context > 64
+    assert figures is not None
+    assert figures.context == 64
 
 
 def test_what_cannot_be_counted_is_unknown(target: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -22,7 +22,7 @@ from omnidraft.api import OmniDraft
 from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.round import verify
 from omnidraft.models import transformers_model
-from omnidraft.models.language_model import Read
+from omnidraft.models.language_model import ROOM, Read
 from omnidraft.models.transformers_model import TransformersModel, TransformersSequence
 from omnidraft.server.running.served_model import ServedModel
 from support.reads import watch
@@ -437,6 +437,16 @@ def test_a_common_beginning_costs_no_conversation(chat: Path, shared: bool, requ
             assert again(at, talk)[1] < 30  # what is new: all three are held
         answered(at, "And Tim?", system=system)  # in the lane of the first, the oldest
         assert [again(at, talk)[1] < 30 for talk in reversed(talks)] == [True, True, shared]
+
+
+def test_a_lane_needs_memory_for_the_drafters_window_alone() -> None:
+    target = SimpleNamespace(lm=SimpleNamespace(context=100_000))
+    served: Any = SimpleNamespace(model=SimpleNamespace(target=target), _target_bytes=10.0, _drafter_bytes=1.0)
+    served._drafter = SimpleNamespace(window=1024)  # noqa: SLF001
+    assert ServedModel.needs(served, 100) == 10 * (100 + ROOM) + 2 * (100 + ROOM)
+    assert ServedModel.needs(served, 4000) == 10 * 6000 + 1024 + ROOM
+    served._drafter = None  # noqa: SLF001
+    assert ServedModel.needs(served, 4000) == 10 * 6000
 
 
 @pytest.mark.slow

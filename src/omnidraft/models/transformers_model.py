@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from omnidraft.models.transformers_cache import CopiedBlock
 
-BLOCK_IDS = 256  # that others can have a copy of
+BLOCK_IDS = 256  # ids of a block that others can have a copy of
 CHUNK_IDS = 512  # ids in one forward pass: bounds the memory of the attention over a long prompt
 SHARED_CHUNK, WORK = (
     16,
