@@ -24,11 +24,14 @@ from rich.console import Console
 import omnidraft
 from experiments.results import Results, Row
 from experiments.runner import Experiment, Size, shown
-from experiments.serve import LONGEST_S, Server
+from experiments.serve import Server, ServerProcess
 from omnidraft.cli import flags
+from omnidraft.errors import InputError
 
-WAYS = {"prefix cache, on disk too": True, "prefix cache": False, "none": False}
+DISK, MEMORY, NONE, LLAMA = "prefix cache, on disk too", "prefix cache", "none", "llama.cpp's server"
+WAYS = (DISK, MEMORY, NONE, LLAMA)
 TURNED_OFF = ("--set", "max_cache_mb=0")
+LONGEST_S = 3600.0  # for an answer
 FILES = sorted(Path(omnidraft.__file__).parent.rglob("*.py"))  # that the agent reads
 TOOLS = ("Read", "Write", "Edit", "Bash", "Grep", "Glob", "Task", "WebFetch", "TodoWrite", "NotebookEdit")
 COUNT = 4  # characters of a token, about
@@ -100,11 +103,14 @@ class Agents(Experiment):
     def add_options(self, to: flags.CommandParser) -> None:
         flags.add(to, "--target", "--drafter", "--dtype")
         to.add_argument("--lanes", type=flags.at_least(1), default=4, metavar="N", help="of the server (default: 4)")
-        to.add_argument("--way", action="append", choices=WAYS, help="repeatable (default: all of them)")
+        to.add_argument("--way", action="append", choices=WAYS, help="repeatable (default: all that there are)")
+        to.add_argument("--llama-server", metavar="FILE", help="llama.cpp's server, to compare with")
 
     def measure(self, options: argparse.Namespace, results: Results, console: Console) -> None:
         options.clients = [options.clients]
-        for way in options.way or WAYS:
+        if LLAMA in (options.way or ()) and not options.llama_server:
+            raise InputError(f"--way {LLAMA!r} takes its program: give --llama-server FILE")
+        for way in options.way or (WAYS if options.llama_server else WAYS[:-1]):
             place = f"{shown(options.target)}|{way}"
             if any(key.startswith(f"{place}|") for key in results.of("rows")):
                 continue
@@ -117,25 +123,33 @@ class Agents(Experiment):
 
     def _replay(self, options: argparse.Namespace, way: str, folder: str) -> Iterator[tuple[str, Row]]:
         """The rows of all requests, by their names."""
-        more = (*(("--cache-dir", folder) if WAYS[way] else ()), *(TURNED_OFF if way == "none" else ()))
         traffic = Traffic(options.tokens, options.file_tokens)
-        count = options.turns_without if way == "none" else options.turns
-        with closing(Server(options, options.target, *more)) as server:
+        count = options.turns_without if way == NONE else options.turns
+        with closing(_server(options, way, folder)) as server:
             for turn, messages in enumerate(traffic.turns("What does this package do?", count), 1):
                 yield f"turn {turn}", _ask(server, traffic.request(messages), options.new_tokens)
             (messages,) = traffic.turns("Where is the cache?", 1)
             yield "a second session", _ask(server, traffic.request(messages), options.new_tokens)
             yield "a subagent", _ask(server, traffic.request(messages, " You search alone."), options.new_tokens)
-        with closing(Server(options, options.target, *more)) as server:
+        with closing(_server(options, way, folder)) as server:
             yield "after a restart", _ask(server, traffic.request(messages), options.new_tokens)
 
     def wrong(self, results: Results) -> bool:
         """Whether a turn read much more than what was new, where it need not."""
-        rows = [row for row in results.of("rows").values() if row["way"] != "none" and row["turn"] != "turn 1"]
+        rows = [row for row in results.of("rows").values() if row["way"] in (DISK, MEMORY) and row["turn"] != "turn 1"]
         return any(row["read"] > row["prompt"] // 2 for row in rows if row["turn"].startswith("turn"))
 
 
-def _ask(server: Server, body: dict[str, Any], tokens: int) -> Row:
+def _server(options: argparse.Namespace, way: str, folder: str) -> ServerProcess:
+    """A new server, which keeps what it keeps on disk in the folder."""
+    if way == LLAMA:  # all settings but threads are its own defaults
+        words = [options.llama_server, "--model", options.target, "--threads", str(options.threads)]
+        return ServerProcess(lambda port: [*words, "--port", str(port)])
+    more = {DISK: ("--cache-dir", folder), NONE: TURNED_OFF}.get(way, ())
+    return Server(options, options.target, *more)
+
+
+def _ask(server: ServerProcess, body: dict[str, Any], tokens: int) -> Row:
     """The figures of a request, streamed."""
     body |= {"max_tokens": tokens, "temperature": 0, "stream": True}
     began, first, usage = time.perf_counter(), 0.0, dict[str, int]()
@@ -146,7 +160,8 @@ def _ask(server: Server, body: dict[str, Any], tokens: int) -> Row:
                 event = json.loads(line[6:])
                 if event["type"] == "content_block_delta":
                     first = first or time.perf_counter() - began
-                usage |= event.get("usage") or {}
+                # llama.cpp has them in the message that begins
+                usage |= event.get("message", {}).get("usage") or event.get("usage") or {}
     total, cached = time.perf_counter() - began, usage.get("cache_read_input_tokens", 0)
     prompt = usage["input_tokens"] + cached
     return {"prompt": prompt, "read": usage["input_tokens"], "first_s": first or total, "total_s": total}

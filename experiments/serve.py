@@ -57,23 +57,51 @@ class Reply:
     first_s: float = 0.0
 
 
-class Server:
+class ServerProcess:
+    """A server as a process; `command` makes its words from a port."""
+
+    def __init__(self, command: Callable[[int], Sequence[str]]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = int(listening.getsockname()[1])
+        self.url = f"http://127.0.0.1:{port}"
+        self._said = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  for the message where it ends
+        self._process = subprocess.Popen(command(port), stderr=self._said)  # noqa: S603  what the user names
+        self._wait()
+
+    def rss(self) -> float:
+        """Resident memory of the server in MB."""
+        return float(psutil.Process(self._process.pid).memory_info().rss) / 2**20
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.terminate()
+        self._process.wait(LONGEST_S)
+        self._said.close()
+
+    def _wait(self) -> None:
+        """Wait until the models are loaded; raises OmniDraftError where the server ends."""
+        while True:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health", timeout=LONGEST_S).status_code == httpx.codes.OK:
+                    return
+            if self._process.poll() is not None:
+                self._said.seek(0)
+                raise OmniDraftError(f"the server ended: {self._said.read().strip().rpartition(chr(10))[2]}")
+            time.sleep(0.05)
+
+
+class Server(ServerProcess):
     """`omnidraft serve` as a process, asked over HTTP."""
 
     def __init__(self, options: argparse.Namespace, target: str, *more: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            port = int(listening.getsockname()[1])
-        given = {"target": target, "drafter": options.drafter or "none", "port": port, "dtype": options.dtype}
+        given = {"target": target, "drafter": options.drafter or "none", "dtype": options.dtype}
         given |= {"lanes": options.lanes, "max-queue": max(options.clients), "threads": options.threads}
         words = itertools.chain.from_iterable((f"--{name}", str(value)) for name, value in given.items())
-        self._said = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  for the message where it ends
-        self._process = subprocess.Popen(  # noqa: S603  our own command
-            [sys.executable, "-m", "omnidraft", "serve", *words, *more], stderr=self._said
-        )
+        ours = [sys.executable, "-m", "omnidraft", "serve", *words, *more]
+        super().__init__(lambda port: [*ours, "--port", str(port)])
         self._users = itertools.count()
-        self.url, self._model, self._tokens = f"http://127.0.0.1:{port}", name_of(target), options.new_tokens
+        self._model, self._tokens = name_of(target), options.new_tokens
         self._path = f"{self.url}/v1/chat/completions"
-        self._wait()
         self.tokenizer: Any = load_tokenizer(zoo.resolve(target))
 
     def pieces(self, prompt: str, tokens: int) -> Iterator[tuple[str, int]]:
@@ -114,32 +142,11 @@ class Server:
         """Requests that have a lane."""
         return sum(each["active"] for each in httpx.get(f"{self.url}/stats", timeout=LONGEST_S).json()["models"])
 
-    def rss(self) -> float:
-        """Resident memory of the server in MB."""
-        return float(psutil.Process(self._process.pid).memory_info().rss) / 2**20
-
-    def close(self) -> None:
-        """End the server."""
-        self._process.terminate()
-        self._process.wait(LONGEST_S)
-        self._said.close()
-
     def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._model, "temperature": 0, "max_tokens": tokens, "stream": True}
         body |= {"messages": [{"role": "user", "content": prompt}], "stream_options": {"include_usage": True}}
         # each request is another user's: none is drafted from an earlier answer to the same prompt
         return body | {"user": str(next(self._users))}
-
-    def _wait(self) -> None:
-        """Wait until the models are loaded; raises OmniDraftError where the server ends."""
-        while True:
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health", timeout=LONGEST_S).status_code == httpx.codes.OK:
-                    return
-            if self._process.poll() is not None:
-                self._said.seek(0)
-                raise OmniDraftError(f"the server ended: {self._said.read().strip().rpartition(chr(10))[2]}")
-            time.sleep(0.05)
 
 
 def load_run(server: Server, texts: Sequence[str], alone: Sequence[str | None], clients: int, seconds: int) -> Row:

@@ -106,12 +106,15 @@ def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys
 # ---------------------------------------------------------------- the setting
 
 
-def test_the_command_line_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+def test_the_command_line_names_no_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
     given = ["bench", f"{tmp_path}/made", f"--data={tmp_path}", "~/x y", "a/b=../c/d", "zoo:a", "a/b", "1 / 2"]
     given += [r"C:\x\y z", r"--data=D:/a\b", r"..\a\b", r"\\host\a", r"a\b"]
     kept = ["bench", "made", f"--data={tmp_path.name}", "x y", "a/b=d", "zoo:a", "a/b", "1 / 2"]
     kept += ["y z", "--data=b", "b", "a", r"a\b"]
     assert shlex.split(setting.command(given)) == kept
+    monkeypatch.setenv("CC", f"{tmp_path}/gcc -mno-avx512f")
+    assert shlex.split(setting.command(given)) == ["CC=gcc -mno-avx512f", *kept]
 
 
 def test_the_commit_is_that_of_a_checkout(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,59 @@ def test_a_quick_run(target: Path, drafter: Path, tmp_path: Path) -> None:
     assert agents.main([*words, "--turns", "3", "--out", str(tmp_path / "agents")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "agents.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = {(row["way"], row["turn"]): row for row in lines if row["kind"] == "rows"}
-    disk, memory, none = agents.WAYS
+    disk, memory, none, _ = agents.WAYS
     for way in (disk, memory):
         assert rows[way, "turn 1"]["read"] == rows[way, "turn 1"]["prompt"]
         assert rows[way, "turn 3"]["read"] < rows[way, "turn 3"]["prompt"] / 2
     assert rows[disk, "after a restart"]["read"] < rows[memory, "after a restart"]["read"]
     assert rows[none, "a second session"]["read"] == rows[none, "a second session"]["prompt"]
     assert "| chat | none | turn 1 |" in (tmp_path / "agents.md").read_text(encoding="utf-8")
+
+
+SERVER = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_): ...
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        with open("{record}", "a") as file:
+            print(json.dumps([sys.argv[1:-1], body]), file=file)
+        self.send_response(200)
+        self.end_headers()
+        usage = {{"input_tokens": 7, "cache_read_input_tokens": 93, "output_tokens": 0}}
+        for event in (
+            {{"type": "message_start", "message": {{"usage": usage}}}},
+            {{"type": "content_block_delta", "delta": {{"type": "text_delta", "text": "x"}}}},
+            {{"type": "message_delta", "usage": {{"output_tokens": 1}}}},
+        ):
+            self.wfile.write(f"data: {{json.dumps(event)}}\\n\\n".encode())
+
+HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+"""
+
+
+def test_llama_cpps_server_is_asked_the_same(tmp_path: Path) -> None:
+    program, record = tmp_path / "llama-server", tmp_path / "asked"
+    program.write_text(SERVER.format(python=sys.executable, record=record), encoding="utf-8")
+    program.chmod(0o755)
+    words = ["--target", "model.gguf", "--threads", "1", "--quick", "--way", "llama.cpp's server"]
+    assert agents.main([*words, "--llama-server", str(program), "--out", str(tmp_path / "agents")]) == 0
+    asked = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+    assert {tuple(given) for given, _ in asked} == {("--model", "model.gguf", "--threads", "1", "--port")}
+    traffic = Traffic(100, 20)
+    assert asked[0][1]["tools"] == traffic.request([])["tools"]
+    assert [len(body["messages"]) for _, body in asked] == [1, 3, 1, 1, 1]
+    lines = [json.loads(line) for line in (tmp_path / "agents.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = {row["turn"]: (row["prompt"], row["read"]) for row in lines if row["kind"] == "rows"}
+    assert set(rows) == {"turn 1", "turn 2", "a second session", "a subagent", "after a restart"}
+    assert set(rows.values()) == {(100, 7)}
+
+
+def test_llama_cpps_server_needs_its_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert agents.main(["--target", "model.gguf", "--quick", "--way", "llama.cpp's server"]) != 0
+    assert "give --llama-server FILE" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 import shlex
@@ -44,8 +45,13 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def command(words: Sequence[str]) -> str:
-    """The command line; of paths outside the working folder, also after a `=`, only the last name."""
-    return shlex.join(OUTSIDE.sub(r"\1", word) for word in words)
+    """The command line, after a compiler that is named for step.c.
+
+    Of paths outside the working folder, also after a `=`, it has the last name alone.
+    """
+    compiler = OUTSIDE.sub(r"\1", os.environ.get("CC", ""))
+    shown = shlex.join(OUTSIDE.sub(r"\1", word) for word in words)
+    return f"CC={shlex.quote(compiler)} {shown}" if compiler else shown
 
 
 def commit(file: Path = PACKAGE) -> str | None:
