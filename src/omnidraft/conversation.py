@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 from omnidraft.api import Generation, OmniDraft
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import PromptError
 from omnidraft.text.prompting import has_template, usable
+from omnidraft.text.roles import of_fewer_roles
 
 
 class Conversation:
     """Messages of user and target; `options` are those of `OmniDraft.stream`.
 
-    Raises PromptError for a target without a chat template.
+    Where the chat template has no place for the system message, it is the beginning of the user's first.  Raises
+    PromptError for a target without a chat template.
     """
 
     def __init__(self, model: OmniDraft, system: str | None = None, **options: Any) -> None:
@@ -23,6 +26,7 @@ class Conversation:
             fix = "use omnidraft generate, which continues text"
             raise PromptError(f"the target {model.target.name} has no chat template, so it cannot chat: {fix}")
         self._model = model
+        self._template = options.pop("template", None)
         self._options = options
         (self._lane,) = model.lanes(1)
         self._opening = [] if system is None else [{"role": "system", "content": usable(system)}]
@@ -37,7 +41,7 @@ class Conversation:
         unusable, and where the conversation does not fit into the target's context.
         """
         asked = [*self.messages, {"role": "user", "content": usable(message)}]
-        with self._lane.stream(asked, **self._options, should_stop=should_stop) as stream:
+        with self._lane.stream(self._encoded(asked), **self._options, should_stop=should_stop) as stream:
             try:
                 yield from stream
             finally:
@@ -47,6 +51,16 @@ class Conversation:
                     self.messages = [*asked, {"role": "assistant", "content": answer.text}]
                 if answer.token_ids:
                     self.answers.append(answer)
+
+    def _encoded(self, messages: list[dict[str, str]]) -> list[int]:
+        """The token ids of the messages, of fewer roles where the chat template refuses them; raises PromptError."""
+        try:
+            return self._model.encode(messages, self._template)
+        except PromptError:
+            for other in of_fewer_roles(messages):
+                with suppress(PromptError):
+                    return self._model.encode(other, self._template)
+            raise
 
     def reset(self) -> None:
         """Start a new conversation with the same system message."""

@@ -190,6 +190,28 @@ def test_a_profile_in_a_file_of_ones_own(
     assert omnidraft.load(target, drafter).learned == {}
 
 
+def test_a_profile_that_a_link_leads_to_is_kept_and_claimed_where_it_lies(
+    target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, link = tmp_path / "real" / "profile", tmp_path / "link"
+    real.parent.mkdir()
+    link.symlink_to(real)  # of nothing yet
+    with omnidraft.load(target, drafter, adapt="inline", profile=link, warn=pytest.fail) as model:
+        assert model.profile == real.resolve()
+        answers(model, 1)
+        assert not ProfileFile(real).claim()
+    assert link.is_symlink()
+    assert omnidraft.load(target, drafter, profile=real).learned["answers"] == 1
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    monkeypatch.chdir(tmp_path)
+    with omnidraft.load(target, drafter, adapt="inline", profile="link", warn=pytest.fail) as model:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        answers(model, 1)
+    assert [*Path().iterdir()] == []
+    assert omnidraft.load(target, drafter, profile=real).learned["answers"] == 2
+
+
 @pytest.mark.parametrize("change", ["drafter", "target", "tokenizers", "drafter weights", "target weights"])
 def test_a_profile_of_other_models_is_refused_by_its_path(
     target: Path, drafter: Path, tmp_path: Path, change: str

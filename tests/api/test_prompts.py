@@ -103,9 +103,31 @@ def test_a_message_that_a_template_leaves_out(chatting: OmniDraft, monkeypatch: 
     assert len(chatting.encode([USER, answer, tool], {"tools": [{}]})) > len(expected), "in another form"
 
 
-def test_a_conversation_whose_system_message_is_left_out(chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chatting.target.tokenizer, "chat_template", DEAF)
-    with refused(PromptError, "leaves out message 0, of role 'system'"):
+@pytest.mark.parametrize("template", [TEMPLATE, DEAF])
+def test_a_conversation_whose_system_message_has_no_place_begins_with_its_text(
+    template: str, chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chatting.target.tokenizer, "chat_template", template)
+    system, first = {"role": "system", "content": "Be short."}, {"role": "user", "content": "Be short.\nhello"}
+    with pytest.raises(PromptError):
+        chatting.encode([system, USER])
+    told = {"template": {"tone": "brief"}, "max_new_tokens": 4}
+    talk = Conversation(chatting, "Be short.", **told)
+    answer = {"role": "assistant", "content": "".join(talk.ask("hello"))}
+    assert answer["content"] == chatting.generate([first], **told).text
+    again = "".join(talk.ask("more"))
+    assert again == chatting.generate([first, answer, USER | {"content": "more"}], **told).text
+    talk.reset()
+    assert "".join(talk.ask("hello")) == answer["content"]
+    assert talk.messages == [system, USER, answer], "as it was asked for"
+
+
+def test_a_conversation_that_no_order_of_roles_mends_is_refused_in_the_words_of_the_template(
+    chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = "{{ raise_exception('never ' + messages[0]['role']) }}"
+    monkeypatch.setattr(chatting.target.tokenizer, "chat_template", never)
+    with pytest.raises(PromptError, match="never system"):
         [*Conversation(chatting, "Be short.", max_new_tokens=4).ask("hello")]
 
 

@@ -142,9 +142,10 @@ def test_a_conversation_is_saved(chat: Chat, chatty: Path, tmp_path: Path, capsy
 
 
 BAD = {
-    "unknown": ("/sav x\n", "unknown command /sav: did you mean 'save'?"),
+    "unknown": ("/sav x\n", "unknown command /sav: did you mean 'save'? With a space before the slash"),
     "no file": ("/save\n", "/save wants the name of a file"),
     "no folder": ("hello\n/save {folder}/none/x.json\n", "cannot write"),
+    "no name": (f"hello\n/save {'x' * 300}\n", "cannot write"),
     "no UTF-8": (b"hello\n\xff\n", "no UTF-8"),
     "too long": ("hello " * 5000 + "\n", "/reset begins a new conversation"),
 }
@@ -175,6 +176,27 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(chat: Chat, capsys: Capt
 def test_a_path_is_no_command(chat: Chat, capsys: Captured) -> None:
     assert chat("/hello/world what\n") == 0
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("line", ["/no_think hello", "/var is full, what now?", "/nothing", " /sav x", " /stats"])
+def test_a_line_that_is_near_no_command_is_a_message(line: str, chat: Chat, chatty: Path, capsys: Captured) -> None:
+    expected_answers = expected(chatty, line, "world")
+    capsys.readouterr()
+    assert chat(f"{line}\nworld\n") == 0
+    assert capsys.readouterr().out.removesuffix("\n") == "\n".join(expected_answers)
+
+
+def test_a_system_message_for_a_template_that_refuses_it(chat: Chat, chatty: Path, capsys: Captured) -> None:
+    template = chatty / "chat_template.jinja"
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    template.write_text(refusing + TEMPLATE, encoding="utf-8")
+    try:
+        (answer,) = expected(chatty, "Be short.\nhello")
+        capsys.readouterr()
+        assert chat("hello\n", "--system", "Be short.") == 0
+    finally:
+        template.write_text(TEMPLATE, encoding="utf-8")
+    assert capsys.readouterr().out == f"{answer}\n"
 
 
 def test_a_target_without_template_is_told_of_generate(target: Path, capsys: Captured) -> None:
@@ -316,8 +338,8 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal, tmp_path
             break
     else:
         pytest.fail("Ctrl-C does not give up the line")
-    terminal.type("/nothing\n")
-    terminal.wait_for("unknown command /nothing")
+    terminal.type("/sav\n")
+    terminal.wait_for("unknown command /sav")
     terminal.wait_for("> ")
     terminal.type(f"/save {tmp_path / 'chat.json'}\n")
     terminal.wait_for("saved 2 messages")

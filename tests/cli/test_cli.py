@@ -22,12 +22,13 @@ import pytest
 
 import omnidraft
 from omnidraft.api import OmniDraft, Stream, load
+from omnidraft.cli import flags, streams
 from omnidraft.cli import main as cli
-from omnidraft.cli import streams
 from omnidraft.cli.flags import ARGUMENTS, INTERRUPTED, interruptible
 from omnidraft.config import DraftingOptions, GenerationLimits, LearningOptions, Sampling
 from omnidraft.errors import ConfigError, NumericsError, OmniDraftError
 from support.command_line import one_error
+from support.denied import deny
 from support.homes import with_native
 from support.project_files import environment
 from support.waiting import WAIT_S
@@ -68,6 +69,19 @@ def test_a_terminal_is_told_what_is_loaded(
     file.write_bytes(bytes(2**20))
     generate("hello", file, "--drafter", "none", "--max-new-tokens", 1)
     assert capsys.readouterr().err.startswith("omnidraft: loading m.gguf (1.0 MiB)\n")
+
+
+def test_a_terminal_is_told_of_paths_that_cannot_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
+) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "m.gguf").touch()
+    deny(monkeypatch, private)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    flags.announce("~nobody-here/m", "x" * 300 + ".gguf", str(private / "m.gguf"))
+    names = ("m", "x" * 300 + ".gguf", "m.gguf")
+    assert capsys.readouterr().err.splitlines() == [f"omnidraft: loading {name}" for name in names]
 
 
 def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> None:
@@ -220,6 +234,7 @@ def with_options(*options: str) -> Callable[[Path], list[str]]:
 
 BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "no folder": (lambda folder: ["hello", "--target", str(folder / "nothing")], "nothing' is no file or folder"),
+    "no user": (lambda _: ["hello", "--target", "~nobody-here/m"], "'~nobody-here/m' is no file or folder"),
     "empty prompt": (lambda _: ["", "--target", "unread"], "the prompt is empty"),
     "top_p": (with_options("--top-p", "0"), "top_p is 0; it must be"),
     "no number": (with_options("--top-k", "many"), "top_k is 'many'; it must be"),

@@ -14,6 +14,7 @@ from omnidraft.cli import main as cli
 from omnidraft.models.families import BY_TYPE, FAMILIES, OTHERS
 from omnidraft.models.gguf.architectures import ARCHITECTURES
 from omnidraft.models.gguf.header import read_shard
+from support.command_line import one_error
 from support.gguf_models import MODELS, write_model
 from support.project_files import ROOT, tool
 
@@ -97,3 +98,7 @@ def test_the_page_has_the_tables_of_the_code() -> None:
 
 def test_no_model_type_is_in_both_tables() -> None:
     assert not BY_TYPE.keys() & {kind for other in OTHERS for kind in other.model_types}
+
+
+def test_the_home_of_nobody_is_one_line(capsys: Captured) -> None:
+    assert "cannot read ~nobody-here/m.gguf" in one_error(capsys, "inspect", "~nobody-here/m.gguf", "--header")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import torch
 
 from omnidraft import zoo
 from omnidraft.errors import InputError, ModelError
-from omnidraft.make_drafter import shards, teacher_text
-from omnidraft.make_drafter.settings import Writing
+from omnidraft.make_drafter import make, shards, teacher_text
+from omnidraft.make_drafter.settings import DrafterShape, Training, Writing
 from omnidraft.make_drafter.shards import TeacherConversation
 from omnidraft.make_drafter.teacher_text import write_text
 from omnidraft.models.loading import LoadedModel, load_model
@@ -163,6 +164,26 @@ def test_prompts_that_are_all_too_long_are_refused(
     monkeypatch.setattr(teacher_text, "ANSWERS", {9: 1.0})
     given = Writing(text_tokens=9, batch_size=2, self_asked=0)
     write_text(teacher, ["word " * 1500, QUESTIONS[0]], given, tmp_path, lambda _: None)
+
+
+def test_text_of_another_vocabulary_is_not_gone_on_with(
+    teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_text, "ANSWERS", {9: 1.0})
+    few = Writing(text_tokens=9, batch_size=2, self_asked=0)
+    folder = make.text_folder(tmp_path, teacher)
+    write_text(teacher, QUESTIONS, few, folder, lambda _: None)
+    (folder / shards.VOCABULARY).unlink()  # text of earlier versions
+    write_text(teacher, QUESTIONS, few, folder, lambda _: None)
+    other = replace(teacher, tokenizer=copy.deepcopy(teacher.tokenizer))
+    other.tokenizer.add_tokens(["<more>"])
+    said = f"the text in {re.escape(str(folder))} is of another model that is called target-b: rename"
+    for enough in (few, replace(few, text_tokens=1000)):
+        with pytest.raises(InputError, match=said):
+            write_text(other, QUESTIONS, enough, folder, lambda _: None)
+    with pytest.raises(InputError, match=said):
+        make.train(teacher, [other], DrafterShape(layers=(0,), vocab=500), Training(), tmp_path, lambda _: None)
+    assert len(shards.find(folder)) == 1
 
 
 @pytest.mark.parametrize("own", [0, 1])

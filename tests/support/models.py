@@ -130,7 +130,7 @@ def one_line(error: pytest.ExceptionInfo[OmniDraftError], *parts: str) -> None:
     """A message of one line: the value, what is allowed, and after a colon the fix."""
     text = str(error.value)
     assert len(text.splitlines()) == 1
-    assert re.search(r": (use|give|load|check|get|add|shorten|put|run|download) ", text), text
+    assert re.search(r": (use|give|load|check|get|add|shorten|put|run|download|make) ", text), text
     for part in parts:
         assert part in text
 

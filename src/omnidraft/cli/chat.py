@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import re
@@ -80,12 +81,12 @@ class _Chat:
         if self.person:
             self.say("/help lists the commands; Ctrl-D leaves")
         for line in _typed() if self.person else _piped():
-            command = COMMAND.fullmatch(line.strip())
+            command = _command(line)
             if command and command[1] == "quit":
                 break
             try:
                 if command:
-                    self._command(command[1], command[2] or "")
+                    self._do(command[1], command[2] or "")
                 elif line.strip() and not self._answer(line) and not self.person:
                     return flags.INTERRUPTED
             except InputError as error:
@@ -94,9 +95,10 @@ class _Chat:
                 flags.say(f"error: {error}")
         return 0
 
-    def _command(self, name: str, argument: str) -> None:
+    def _do(self, name: str, argument: str) -> None:
         if name not in self.commands:
-            raise ConfigError(f"unknown command /{name}: {suggestion(name, COMMANDS)}")
+            fix = f"{suggestion(name, COMMANDS)} With a space before the slash, the line is a message"
+            raise ConfigError(f"unknown command /{name}: {fix}")
         self.commands[name](argument)
 
     def _answer(self, message: str) -> bool:
@@ -136,8 +138,8 @@ class _Chat:
         """Write the conversation; a file that this chat did not write is left alone."""
         if not name:
             raise ConfigError("/save wants the name of a file: give one, such as /save chat.json")
-        path = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
-        if path.exists() and path not in self.saved:
+        path = Path(os.path.expanduser(name))  # noqa: PTH111  this and the next raise nothing, as those of Path do
+        if os.path.exists(path) and path not in self.saved:  # noqa: PTH110
             raise ConfigError(f"{name} is there already: give another name")
         try:
             replace_file(path, self.talk.as_json().encode())
@@ -145,6 +147,12 @@ class _Chat:
             raise InputError(f"cannot write {name} ({error}): give another name") from error
         self.saved.add(path)
         self.say(f"saved {len(self.talk.messages)} messages in {name}")
+
+
+def _command(line: str) -> re.Match[str] | None:
+    """The name and the argument of a command; a line whose name is near none is a message, as is one after a space."""
+    command = COMMAND.fullmatch(line.rstrip())
+    return command if command and difflib.get_close_matches(command[1], COMMANDS, n=1) else None
 
 
 def _steps(talk: Conversation, message: str, stopped: Callable[[], bool]) -> Generator[str, None, None]:

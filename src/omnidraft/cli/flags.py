@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import re
 import signal
 import sys
@@ -263,9 +264,12 @@ def announce(*models: str) -> None:
     if not sys.stderr.isatty():
         return
     for model in models:
-        path = Path(model).expanduser()
-        large = path.is_file() and path.suffix == ".gguf"
-        say(f"loading {path.name}" + (f" ({size(path.stat().st_size)})" if large else ""))
+        path = Path(os.path.expanduser(model))  # noqa: PTH111  that of Path raises where there is no such user
+        shown = path.name
+        with suppress(OSError, ValueError):  # whoever loads it says what is wrong
+            if path.is_file() and path.suffix == ".gguf":
+                shown += f" ({size(path.stat().st_size)})"
+        say(f"loading {shown}")
 
 
 def prepare_libraries(threads: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -63,7 +64,8 @@ def _header(name: str, *, as_json: bool) -> int:
     from omnidraft.cli.inspect_tables import show_header
     from omnidraft.inspection.implementation import REFUSED, inspect_header
 
-    figures = inspect_header(Path(name).expanduser())
+    path = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
+    figures = inspect_header(path)
     if as_json:
         print(json.dumps(asdict(figures)))
     else:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from omnidraft import zoo
 from omnidraft.cli import flags, prompts
 from omnidraft.config import names
+from omnidraft.errors import InputError
 from omnidraft.make_drafter.settings import DrafterShape, Training, Writing
+from omnidraft.storage import make_folder
 
 EXAMPLES = (
     "omnidraft make-drafter SOURCE --layers 0,1,2,29 --teacher TARGET --prompts prompts.jsonl --out my-drafter",
@@ -29,6 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     writing = Writing(**{name: values[name] for name in names(Writing) if name in values})
     training = Training(**{name: values[name] for name in names(Training) if name in values})
     texts = [] if options.prompts is None else prompts.chats(options.prompts)
+    _prepare(options.out)
 
     from omnidraft.make_drafter import make
     from omnidraft.make_drafter.teacher_text import write_text
@@ -40,9 +44,10 @@ def main(arguments: Sequence[str]) -> int:
             load_model(zoo.resolve(name), options.dtype, options.device, flags.say, verifies=True)
             for name in options.teacher or [options.source]
         ]
+        folders = make.text_folders(options.out, teachers)
         if options.only != "training":
-            for teacher in teachers:
-                write_text(teacher, texts, writing, make.text_folder(options.out, teacher), flags.say)
+            for teacher, folder in zip(teachers, folders, strict=True):
+                write_text(teacher, texts, writing, folder, flags.say)
         if options.only != "text":
             source = load_model(zoo.resolve(options.source), "float32", "cpu", flags.say)
             shape = DrafterShape(layers=options.layers, vocab=options.vocab)
@@ -51,6 +56,15 @@ def main(arguments: Sequence[str]) -> int:
                 begin = load_model(zoo.resolve(options.init_from), "float32", "cpu", flags.say)
             make.train(source, teachers, shape, training, options.out, flags.say, begin)
     return 0
+
+
+def _prepare(out: Path) -> None:
+    """Make the folder; raises InputError where nothing can be written into it, which is noticed hours later else."""
+    try:
+        make_folder(out)
+        TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise InputError(f"cannot write into {out} ({error.strerror or error}): give --out another folder") from error
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from omnidraft.models.families import BY_TYPE, Family, UnsupportedReason, unknow
 from omnidraft.models.gguf.architectures import describe
 from omnidraft.models.gguf.header import QUANTIZATIONS, read_shard
 from omnidraft.models.gguf.keys import KeyReport
+from omnidraft.models.readable import check_readable
 
 NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "not yet"
 
@@ -57,6 +58,7 @@ def step_of(family: Family | None, unsupported: UnsupportedReason | None) -> Ste
 
 def inspect_header(path: Path) -> HeaderFigures:
     """Read the header of a GGUF file, which may be truncated after it; raises ModelError for a damaged one."""
+    check_readable(path)
     try:
         header = read_shard(path, cut=True)
     except OSError as error:

@@ -59,6 +59,15 @@ def text_folder(out: Path, teacher: LoadedModel) -> Path:
     return out / "text" / systems.file_name(teacher.name.replace("/", "--"))
 
 
+def text_folders(out: Path, teachers: Sequence[LoadedModel]) -> list[Path]:
+    """Where the text of each teacher lies; raises InputError for two that have the same name."""
+    folders = [text_folder(out, each) for each in teachers]
+    for teacher, folder in zip(teachers, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise InputError(f"two teachers are called {teacher.name}: rename the folder or file of one of them")
+    return folders
+
+
 def train(
     source: LoadedModel,
     teachers: Sequence[LoadedModel],
@@ -73,10 +82,11 @@ def train(
     `begin` is a drafter of the same layers, whose weights a new one begins with.
 
     Training takes place on the device of the first teacher.  Raises ConfigError for a shape that the source does not
-    have, InputError where there is no text to learn from.
+    have, InputError where there is no text to learn from, and where it is not the teachers'.
     """
-    for teacher in teachers:
-        paths = shards.find(folder := text_folder(out, teacher))
+    for teacher, folder in zip(teachers, text_folders(out, teachers), strict=True):
+        shards.check_vocabulary(folder, teacher)
+        paths = shards.find(folder)
         if not any(each.number % HELD_OUT for path in paths for each in shards.load(path)):
             raise InputError(f"there is no text of {teacher.name} in {folder} but what is held out: write it first")
     if begin is not None and (out / "config.json").exists():

@@ -6,16 +6,25 @@ A shard is an .npz file of conversations one after the other; `offsets` (R + 1,)
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft.errors import InputError
 from omnidraft.storage import replace_file
+
+if TYPE_CHECKING:
+    from omnidraft.models.loading import LoadedModel
+
+VOCABULARY = "vocabulary.sha256"  # beside the shards: a hash of the vocabulary that their ids are of
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,3 +68,25 @@ def load(path: Path) -> Iterator[TeacherConversation]:
 def find(folder: Path) -> list[Path]:
     """The shards in a folder, in the order in which they were written."""
     return sorted(folder.glob("shard-*.npz"))
+
+
+def check_vocabulary(folder: Path, teacher: LoadedModel) -> None:
+    """Raise InputError where a folder holds text in the ids of another vocabulary; one that does not say may hold any.
+
+    Models in different folders may have the same name.
+    """
+    kept = folder / VOCABULARY
+    if kept.exists() and kept.read_text(encoding="ascii").strip() != _fingerprint(teacher):
+        why = f"the text in {folder} is of another model that is called {teacher.name}"
+        raise InputError(f"{why}: rename the teacher's folder or file, or give another --out")
+
+
+def keep_vocabulary(folder: Path, teacher: LoadedModel) -> None:
+    """Write down whose ids the text in a folder is in; raises as `check_vocabulary`."""
+    check_vocabulary(folder, teacher)
+    if not (folder / VOCABULARY).exists():
+        replace_file(folder / VOCABULARY, f"{_fingerprint(teacher)}\n".encode())
+
+
+def _fingerprint(teacher: LoadedModel) -> str:
+    return hashlib.sha256(json.dumps(sorted(teacher.tokenizer.get_vocab().items())).encode()).hexdigest()

@@ -214,9 +214,11 @@ def write_text(
 ) -> None:
     """Write teacher text to shards in a folder until it holds `writing.text_tokens`, going on after what is there.
 
-    Raises ModelError where the model cannot be a teacher, InputError where all prompts are too long for it.
+    Raises ModelError where the model cannot be a teacher, InputError where all prompts are too long for it and where
+    what is there is of another vocabulary.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    shards.keep_vocabulary(folder, loaded)
     paths = shards.find(folder)
     kept = [(each.number, int(each.written.sum())) for path in paths for each in shards.load(path)]
     done, tokens = {number for number, _ in kept}, sum(size for _, size in kept)

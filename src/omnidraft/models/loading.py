@@ -32,6 +32,7 @@ from omnidraft.models.native import step
 from omnidraft.models.native.compared_times import compared_seconds
 from omnidraft.models.native.model import EMBEDDING, HEAD, NativeModel, unsupported_config
 from omnidraft.models.quiet import silenced
+from omnidraft.models.readable import check_readable
 from omnidraft.models.safetensors_files import Tensors, holds_weights, in_8_bits, lacks_metadata
 from omnidraft.models.skeleton import Skeleton
 from omnidraft.models.transformers_model import (
@@ -414,6 +415,7 @@ def locate(name: str | Path) -> tuple[str, bool]:
     if not isinstance(name, str | Path):
         raise ConfigError(f"the model is {name!r}: give a folder, a hub id, or one that ships, zoo:NAME")
     folder = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
+    check_readable(folder)
     if str(name) and folder.is_dir():  # an empty name would be the working directory
         return str(folder), True
     if is_gguf(name):

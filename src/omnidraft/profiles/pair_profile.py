@@ -125,12 +125,16 @@ class PairProfile:
 
 
 def _path(profile: str | Path) -> Path:
-    """The path of a profile given by it; raises ProfileError where it cannot be one."""
+    """The path of a profile given by it, absolute and without links; raises ProfileError where it cannot be one.
+
+    All that is written lies beside the file itself: of two names for it, one process may have the claim.
+    """
     try:
         path = Path(profile).expanduser()
         path.exists()
         if "\0" in str(path):  # which is no file for pathlib, and an error for everything after it
             raise ValueError("it holds a null byte")
+        path = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise ProfileError(f"profile {str(profile)!r} cannot be read ({error}): give another path") from error
     return path

@@ -37,7 +37,10 @@ def is_gguf(name: str | Path) -> bool:
     Stores that name files by their hash, as those of Ollama and of the hub, leave out the suffix.
     """
     path = Path(os.path.expanduser(name))  # noqa: PTH111  that of Path raises where there is no such user
-    return path.is_file() and (path.suffix.lower() == SUFFIX or begins_as_gguf(path))
+    # is_file of Path raises where it may not be looked at
+    return os.path.isfile(path) and (  # noqa: PTH113
+        path.suffix.lower() == SUFFIX or begins_as_gguf(path)
+    )
 
 
 def load_config(path: Path) -> tuple[PreTrainedConfig, GenerationConfig]:

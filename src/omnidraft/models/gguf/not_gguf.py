@@ -49,8 +49,11 @@ def begins_as_gguf(path: Path) -> bool:
 
 
 def is_pointer(path: Path) -> bool:
-    """True if a file is a git-lfs pointer."""
-    if not path.is_file() or path.stat().st_size > WHOLE:
+    """True if a file that can be read is a git-lfs pointer."""
+    try:
+        if not path.is_file() or path.stat().st_size > WHOLE:
+            return False
+        with path.open("rb") as file:
+            return file.read(len(POINTER)) == POINTER
+    except OSError:
         return False
-    with path.open("rb") as file:
-        return file.read(len(POINTER)) == POINTER

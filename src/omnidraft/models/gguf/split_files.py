@@ -12,6 +12,7 @@ from pathlib import Path
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import Header, Stamp, TensorInfo, read_shard
 from omnidraft.models.quiet import silenced
+from omnidraft.models.readable import unreadable
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 SAME = ("general.architecture", "general.name", "split.count", "split.tensors.count")  # in all shards, where given
@@ -101,6 +102,8 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except ModelError:
         raise
+    except PermissionError as error:
+        raise unreadable(error.filename or path, error) from error
     except ImportError as error:
         raise ModelError(f"reading {path.name} takes the gguf package: pip install 'omnidraft[gguf]'") from error
     except Exception as error:  # tokenizers raise anything

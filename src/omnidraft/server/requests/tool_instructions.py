@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from omnidraft.server.requests.messages import Prompt
+from omnidraft.text import roles
 
-JOINED = ("system", "user", "assistant")  # a template needs each result of a tool by itself
 TEXT = """\
 You may call functions. These are all there are, a JSON object each:
 {functions}
@@ -43,25 +43,8 @@ def instructed(prompt: Prompt, functions: Collection[Mapping[str, Any]], *, syst
 def of_fewer_roles(prompt: Prompt) -> Iterator[Prompt]:
     """The prompt for templates that refuse its roles: without later system messages, without any, without tools'."""
     for each in (prompt, in_words(prompt)):
-        yield _joined(each, system=True)
-        yield _joined(each, system=False)
-
-
-def _joined(prompt: Prompt, *, system: bool) -> Prompt:
-    """The prompt with neighbors of one role as one message, and system messages as the user's.
-
-    With `system`, those at the beginning are one system message.
-    """
-    messages: list[dict[str, Any]] = []
-    for each in prompt.messages:
-        first = system and all(before["role"] == "system" for before in messages)
-        role = "user" if each["role"] == "system" and not first else each["role"]
-        if messages and role in JOINED and role == messages[-1]["role"] and "tool_calls" not in messages[-1]:
-            texts = [text for text in (messages[-1]["content"], each["content"]) if text]
-            messages[-1] = messages[-1] | each | {"role": role, "content": "\n".join(texts)}
-        else:
-            messages.append(each | {"role": role})
-    return replace(prompt, messages=messages)
+        for messages in roles.of_fewer_roles(each.messages):
+            yield replace(each, messages=messages)
 
 
 def in_words(prompt: Prompt) -> Prompt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import deque
@@ -231,8 +232,9 @@ class ServedModel:
 
 def name_of(target: str) -> str:
     """The name by which requests ask for a target: a folder's or a file's own, or the whole of `zoo:` and hub names."""
-    path = Path(target).expanduser()
-    return path.resolve().name if path.exists() and not target.startswith(zoo.PREFIX) else target
+    path = Path(os.path.expanduser(target))  # noqa: PTH111  this and the next raise nothing, as those of Path do
+    there = os.path.exists(path)  # noqa: PTH110
+    return path.resolve().name if there and not target.startswith(zoo.PREFIX) else target
 
 
 def load_all(
@@ -262,7 +264,8 @@ def _prefix_cache(settings: Serving, warn: Log) -> PrefixCache:
     """The prefix cache, in memory and in the folder of the settings; raises ConfigError for that."""
     files = None
     if settings.cache_dir is not None:
-        files = BlockFiles(Path(settings.cache_dir).expanduser(), int(settings.cache_gb * GIGABYTE), warn)
+        folder = Path(os.path.expanduser(settings.cache_dir))  # noqa: PTH111  as above
+        files = BlockFiles(folder, int(settings.cache_gb * GIGABYTE), warn)
     return PrefixCache(settings.cache_bytes(), files)
 
 
