@@ -214,7 +214,14 @@ def _gemma3(keys: Keys, _: Header, config: Config) -> None:
         raise keys.refused("rope.scaling.attn_factor", "it is not supported for models of architecture gemma3")
     _scalar(config, 62)
     config["final_logit_softcapping"] = keys.real("final_logit_softcapping", SCALES, 0.0) or None
-    near = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", ROTATION, 1e4)}
+    _rotate_apart(keys, config, 1e4)
+
+
+def _rotate_apart(keys: Keys, config: Config, theta: float) -> None:
+    """Give layers with a window a rotation of their own, which is never scaled."""
+    near = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", ROTATION, theta)}
+    if not near["rope_theta"]:
+        raise keys.refused("rope.freq_base_swa", "a number above 0 is needed")
     config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
 
 
@@ -269,8 +276,7 @@ def _olmo2(keys: Keys, header: Header, config: Config) -> None:
         return
     _windows(keys, config, 4)
     config["model_type"] = "olmo3"
-    near = {"rope_type": "default", "rope_theta": config["rope_parameters"]["rope_theta"]}
-    config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
+    _rotate_apart(keys, config, config["rope_parameters"]["rope_theta"])
 
 
 STARCODER2 = Family(
