@@ -74,8 +74,9 @@ def inspect_header(path: Path) -> HeaderFigures:
     except ModelError as error:
         config, step = {}, StepReport(how=REFUSED, code="refused", reason=str(error))
     weights: Counter[str] = Counter()
-    for info in header.tensors.values():
-        weights[QUANTIZATIONS[info.quantization][0]] += info.nbytes
+    for name, info in header.tensors.items():
+        if described is None or name not in described.consumed:
+            weights[QUANTIZATIONS[info.quantization][0]] += info.nbytes
     return HeaderFigures(
         name=header.name,
         architecture=str(header.metadata.get("general.architecture", "")),

@@ -12,6 +12,7 @@ from pathlib import Path
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import Header, Stamp, TensorInfo, read_shard
 from omnidraft.models.quiet import silenced
+from omnidraft.models.gguf.ollama_files import without_rowless
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 SAME = ("general.architecture", "general.name", "split.count", "split.tensors.count")  # in all shards, where given
@@ -68,7 +69,7 @@ def _joined(paths: tuple[Path, ...], _stamps: tuple[Stamp, ...]) -> Header:
         raise ModelError(
             f"the shards of {first.name} have {len(tensors)} tensors, not {total}: get all shards of one model"
         )
-    return Header(paths, headers[0].metadata, tensors)
+    return without_rowless(Header(paths, headers[0].metadata, tensors))
 
 
 def _check_shard(header: Header, number: int, first: Header) -> None:

@@ -18,6 +18,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.fast_tokenizer import FastTokenizer, Name
 from omnidraft.models.gguf.pre_tokenizers import DEFAULT, GEMMA4, Split, split_of
 from omnidraft.models.gguf.split_files import read_header, reading
+from omnidraft.models.gguf.ollama_files import GEMMA3
 from omnidraft.models.gguf.token_kinds import (
     ADDED,
     FILE_ENDS,
@@ -146,7 +147,8 @@ def _sentencepiece(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Toke
     backend.model = _bpe(tokens, _scored_merges(metadata, tokens), byte_fallback=True)
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     replace = normalizers.Replace(" ", SPACE)
-    if _flag(metadata, "add_space_prefix", default=True):
+    # Gemma 3 has none; llama.cpp's converter says so, and Ollama's leaves it out
+    if _flag(metadata, "add_space_prefix", default=metadata.get("general.architecture") != GEMMA3):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace])
         steps.append(decoders.Strip(" ", 1, 0))
     else:
