@@ -82,9 +82,9 @@ def describe(header: Header) -> Described:
 
 
 def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
-    if EMBEDDING not in header.tensors:
+    if EMBEDDING not in header.tensors and header.whole:
         raise ModelError(f"{header.name} lacks the tensor {EMBEDDING}: get the complete file of a text model")
-    if keys.whole("block_count", SIZES) > len(header.tensors):  # before a model of so many layers is made
+    if keys.whole("block_count", SIZES) > len(header.tensors) and header.whole:  # before so many layers are made
         raise keys.refused("block_count", f"the file has {len(header.tensors)} tensors in all")
     hidden, heads = keys.whole("embedding_length", SIZES), keys.whole("attention.head_count", SIZES)
     size = keys.whole("attention.key_length", SIZES, hidden // heads)
@@ -94,7 +94,7 @@ def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
         raise keys.refused("attention.value_length", f"keys have {size} entries, as many are supported")
     family, factors = architecture.family, architecture.factors
     config: Config = {
-        "vocab_size": header.tensors[EMBEDDING].shape[0],
+        "vocab_size": header.tensors[EMBEDDING].shape[0] if EMBEDDING in header.tensors else None,
         "hidden_size": hidden,
         "num_hidden_layers": keys.whole("block_count", SIZES),
         "num_attention_heads": heads,

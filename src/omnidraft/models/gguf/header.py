@@ -72,6 +72,7 @@ class Header:
     paths: tuple[Path, ...]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    whole: bool = True  # False: of the first shard alone, whose tensors are some of the model's
 
     @property
     def name(self) -> str:
