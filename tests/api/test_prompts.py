@@ -103,6 +103,26 @@ def test_a_message_that_a_template_leaves_out(chatting: OmniDraft, monkeypatch: 
     assert len(chatting.encode([USER, answer, tool], {"tools": [{}]})) > len(expected), "in another form"
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+
+def test_tools_that_no_template_reads(chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    with refused(PromptError, "the chat template has no place for tools"):
+        chatting.generate([USER], template={"tools": TOOLS})
+    expected = chatting.encode([USER])
+    for none in (None, []):
+        assert chatting.encode([USER], {"tools": none}) == expected
+    named = {"default": TEMPLATE, "tool_use": "{{ tools | tojson }}" + TEMPLATE, "other": TEMPLATE}
+    monkeypatch.setattr(chatting.target.tokenizer, "chat_template", named)
+    assert chatting.encode([USER]) == expected
+    assert '"add"' in str(chatting.target.tokenizer.decode(chatting.encode([USER], {"tools": TOOLS})))
+    with refused(PromptError, "the chat template has no place for tools"):
+        chatting.encode([USER], {"tools": TOOLS, "chat_template": "other"})
+    monkeypatch.setattr(chatting.target.tokenizer, "chat_template", "{% for m in messages %}")
+    with pytest.raises(PromptError, match=r"refuses these messages \(TemplateSyntaxError"):
+        chatting.encode([USER], {"tools": TOOLS})
+
+
 def test_a_conversation_whose_system_message_is_left_out(chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chatting.target.tokenizer, "chat_template", DEAF)
     with refused(PromptError, "leaves out message 0, of role 'system'"):
