@@ -127,7 +127,8 @@ def test_texts_and_errors_are_those_of_transformers(name: str) -> None:
 def test_of_several_templates_that_of_transformers_is_taken(templates: dict[str, str]) -> None:
     fast, whole = both(templates)
     named: list[dict[str, Any]] = [{"chat_template": name} for name in ("rag", "tool_use", "{{ messages | length }}")]
-    for options in ({}, {"tools": TOOLS}, {"tools": []}, *named, named[0] | {"tools": TOOLS}):
+    tools: list[dict[str, Any]] = [{}, {"tools": TOOLS}, {"tools": []}]
+    for options in (*tools, *named, named[0] | {"tools": TOOLS}):
         assert result(fast, CHAT, options) == result(whole, CHAT, options), options
     fast, whole = both(TEMPLATES["plain"])
     assert result(fast, CHAT, named[2]) == result(whole, CHAT, named[2]) == "2"

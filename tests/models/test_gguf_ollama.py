@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("home")
 TEXT = [(7 * i) % 90 + 3 for i in range(60)]
 UNSCALED: dict[str, Any] = {"rope.scaling.type": None, "rope.scaling.factor": None}
 NAMED = {"rope.freq_base": None, "rope.global.freq_base": 2e5, "rope.local.freq_base": 5e3}
-LONG = {"max_position_embeddings": 131072}
+LONG: dict[str, Any] = {"max_position_embeddings": 131072}
 PICTURES: dict[str, Any] = {
     "mm.tokens_per_image": 256, "vision.block_count": 27, "vision.attention.head_count": 16,
     "vision.attention.layer_norm_epsilon": 1e-6, "vision.image_size": 896,
