@@ -103,6 +103,25 @@ def test_a_message_that_a_template_leaves_out(chatting: OmniDraft, monkeypatch: 
     assert len(chatting.encode([USER, answer, tool], {"tools": [{}]})) > len(expected), "in another form"
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+
+def test_tools_that_no_template_reads(chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    with refused(PromptError, "the chat template has no place for tools"):
+        chatting.generate([USER], template={"tools": TOOLS})
+    expected = chatting.encode([USER])
+    assert chatting.encode([USER], {"tools": None}) == chatting.encode([USER], {"tools": []}) == expected
+    named = {"default": TEMPLATE, "tool_use": "{{ tools | tojson }}" + TEMPLATE, "other": TEMPLATE}
+    monkeypatch.setattr(chatting.target.tokenizer, "chat_template", named)
+    assert chatting.encode([USER]) == expected
+    assert '"add"' in str(chatting.target.tokenizer.decode(chatting.encode([USER], {"tools": TOOLS})))
+    with refused(PromptError, "the chat template has no place for tools"):
+        chatting.encode([USER], {"tools": TOOLS, "chat_template": "other"})
+    monkeypatch.setattr(chatting.target.tokenizer, "chat_template", "{% for m in messages %}")
+    with pytest.raises(PromptError, match=r"refuses these messages \(TemplateSyntaxError"):
+        chatting.encode([USER], {"tools": TOOLS})
+
+
 @pytest.mark.parametrize("template", [TEMPLATE, DEAF])
 def test_a_conversation_whose_system_message_has_no_place_begins_with_its_text(
     template: str, chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from omnidraft.models.families import BY_TYPE, FAMILIES, OTHERS
 from omnidraft.models.gguf.architectures import ARCHITECTURES
 from omnidraft.models.gguf.header import read_shard
 from support.command_line import one_error
-from support.gguf_models import MODELS, write_model
+from support.gguf_models import MODELS, shards_of, write_model
 from support.project_files import ROOT, tool
 
 Captured = pytest.CaptureFixture[str]
@@ -68,6 +68,44 @@ def test_a_header_that_is_cut_itself_is_damaged(tmp_path: Path, capsys: Captured
     assert "damaged" in capsys.readouterr().err
     assert cli.main(["inspect", str(tmp_path / "none.gguf"), "--header"]) == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_all_shards_that_are_there_are_one_model(tmp_path: Path, capsys: Captured, *, empty: bool) -> None:
+    whole, _ = write_model(tmp_path / "m.gguf", "qwen2")
+    expected = figures(whole, capsys)
+    paths = shards_of(tmp_path, empty=empty)
+    for path in paths[empty:]:
+        header_alone(path)
+    for path in paths:
+        found = figures(path, capsys)
+        assert (found["name"], found["keys"].pop("honoured")) != (expected["name"], None)
+        for name in ("architecture", "step", "layers", "hidden", "heads", "key_heads", "vocabulary", "context"):
+            assert found[name] == expected[name]
+        assert (found["weights"], found["first_of"]) == (expected["weights"], None)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_first_shard_alone_is_judged_by_its_keys(tmp_path: Path, capsys: Captured, *, empty: bool) -> None:
+    first, *others = shards_of(tmp_path, empty=empty)
+    others[0].unlink()
+    found = figures(first, capsys)
+    assert (found["step"]["how"], found["step"]["family"], found["first_of"]) == ("native", "Qwen2, Qwen2.5", 3)
+    assert (found["vocabulary"] is None) == empty
+    assert cli.main(["inspect", str(first), "--header"]) == 0
+    assert "1 of 3" in capsys.readouterr().out
+    assert cli.main(["inspect", str(others[1]), "--header"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{others[1].name} is shard 3 of 3: give the first, {first.name}" in line
+    renamed = others[1].rename(tmp_path / "a.gguf")
+    assert cli.main(["inspect", str(renamed), "--header"]) == 2
+    assert "a.gguf is shard 3 of 3: give the first, NAME-00001-of-00003.gguf" in capsys.readouterr().err
+
+
+def test_a_first_shard_whose_keys_are_not_supported_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    split = {"split.no": 0, "split.count": 2, "split.tensors.count": 99}
+    path, _ = write_model(tmp_path / "m-00001-of-00002.gguf", "llama", {"expert_count": 8}, others=split)
+    assert "llama.expert_count = 8" in figures(path, capsys)["step"]["reason"]
 
 
 def test_nothing_that_takes_long_is_imported(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from omnidraft.models.chat_template import variables_of
 from omnidraft.models.fast_tokenizer import FastTokenizer
 
 SPECIAL: dict[Any, str] = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -100,7 +101,14 @@ def result(tokenizer: Any, chat: list[dict[str, Any]], options: Mapping[str, Any
         return Exception
 
 
-def both(template: str) -> tuple[FastTokenizer, Any]:
+SEVERAL: list[dict[str, str]] = [
+    {"default": TEMPLATES["plain"], "tool_use": TEMPLATES["tools"], "rag": TEMPLATES["trimmed"]},
+    {"default": TEMPLATES["plain"], "rag": TEMPLATES["trimmed"]},
+    {"tool_use": TEMPLATES["tools"]},
+]
+
+
+def both(template: str | dict[str, str]) -> tuple[FastTokenizer, Any]:
     whole: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
     whole.chat_template = template
     return FastTokenizer(Tokenizer(models.BPE()), SPECIAL, template), whole
@@ -113,6 +121,32 @@ def test_texts_and_errors_are_those_of_transformers(name: str) -> None:
         for options in OPTIONS.values():
             expected = result(whole, chat, options)
             assert result(fast, chat, options) == expected, (chat, options, expected)
+
+
+@pytest.mark.parametrize("templates", SEVERAL)
+def test_of_several_templates_that_of_transformers_is_taken(templates: dict[str, str]) -> None:
+    fast, whole = both(templates)
+    named: list[dict[str, Any]] = [{"chat_template": name} for name in ("rag", "tool_use", "{{ messages | length }}")]
+    tools: list[dict[str, Any]] = [{}, {"tools": TOOLS}, {"tools": []}]
+    for options in (*tools, *named, named[0] | {"tools": TOOLS}):
+        assert result(fast, CHAT, options) == result(whole, CHAT, options), options
+    fast, whole = both(TEMPLATES["plain"])
+    assert result(fast, CHAT, named[2]) == result(whole, CHAT, named[2]) == "2"
+
+
+@pytest.mark.parametrize(
+    ("template", "reads"),
+    [
+        ("{% if tools %}{% endif %}", True),
+        ("{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", True),
+        ("{% macro m(x) %}{{ x }}{{ tools }}{% endmacro %}{{ m(1) }}", True),
+        ("{% generation %}{% for t in tools %}{% break %}{% endfor %}{% endgeneration %}", True),
+        ("{# tools #}You have no tools.{% for m in messages %}{{ m.tools }}{{ m['tools'] }}{% endfor %}", False),
+        ("{% set tools = 1 %}{{ tools }}", False),
+    ],
+)
+def test_whether_a_template_reads_a_variable(template: str, *, reads: bool) -> None:
+    assert ("tools" in variables_of(template)) == reads
 
 
 def test_a_tokenizer_without_a_template_says_so() -> None:

@@ -70,6 +70,14 @@ ROWS = model_of("qwen2").config.vocab_size + 13  # of the vocabulary, beyond the
                 "rope_parameters": {"sliding_attention": NEAR, "full_attention": LINEAR},
             },
         ),
+        (
+            "olmo2",
+            WINDOWS | {"rope.freq_base_swa": 5e3},
+            {
+                **WINDOWED, "model_type": "olmo3",
+                "rope_parameters": {"sliding_attention": NEAR | {"rope_theta": 5e3}, "full_attention": LINEAR},
+            },
+        ),
         ("gemma3", NO_WINDOWS | {"attention.sliding_window": 0}, {"layer_types": ["full_attention"] * 4}),
         ("gemma3", NO_WINDOWS, {"layer_types": ["full_attention"] * 4}),
     ],
@@ -215,6 +223,9 @@ def test_windows_are_refused_where_they_bear_on_the_result(architecture: str, tm
     [
         ("gemma2", {"attention.sliding_window": 0}, "attention.sliding_window"),
         ("gemma3", {"rope.scaling.attn_factor": 1.5}, "rope.scaling.attn_factor"),
+        ("gemma3", {"rope.freq_base_swa": 0.0}, "rope.freq_base_swa"),
+        ("olmo2", WINDOWS | {"rope.freq_base_swa": 0.0}, "rope.freq_base_swa"),
+        ("olmo2", {"rope.freq_base_swa": 5e3}, "rope.freq_base_swa"),  # without windows, no layer would have it
         ("granite", {"logit_scale": 0.0}, "logit_scale"),
         ("llama", {"rope.freq_base": 0.0}, "rope.freq_base"),
         ("qwen2", {"block_count": 2**24}, "block_count"),

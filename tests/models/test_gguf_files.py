@@ -14,7 +14,7 @@ from omnidraft.errors import ModelError
 from omnidraft.inspection.models import read_model
 from omnidraft.models.gguf.split_files import read_header
 from omnidraft.models.loading import load_model, load_skeleton, load_tokenizer
-from support.gguf_models import keys_of, model_of, small_file, small_model, tensors_of, write_file, write_model
+from support.gguf_models import model_of, shards_of, small_file, small_model, tensors_of, write_file, write_model
 from support.models import afresh, close, refused
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -154,20 +154,6 @@ def test_quantized_tensors_are_what_the_gguf_package_makes_of_them(kind: str, tm
 
 
 # ---------------------------------------------------------------- shards
-
-
-def shards_of(folder: Path, stem: str = "m") -> list[Path]:
-    """The model `qwen2` in three shards, as llama.cpp's program writes them."""
-    model = model_of("qwen2")
-    tensors = tensors_of(model, "qwen2")
-    names = list(tensors)
-    assert len(names) == 51
-    paths = [folder / f"{stem}-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
-    for number, path in enumerate(paths):
-        own = {name: tensors[name] for name in names[number * 20 : (number + 1) * 20]}
-        split = {"split.no": number, "split.count": 3, "split.tensors.count": len(names)}
-        write_file(path, "qwen2", keys_of(model, "qwen2") if number == 0 else {}, own, split, vocabulary=number == 0)
-    return paths
 
 
 def test_all_shards_are_joined_whichever_is_named(tmp_path: Path) -> None:

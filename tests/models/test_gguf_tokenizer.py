@@ -16,7 +16,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.fast_tokenizer import FastTokenizer
 from omnidraft.models.gguf.pre_tokenizers import names, split_of
 from omnidraft.models.gguf.tokenizer import _build, build_tokenizer, end_tokens
-from omnidraft.text.prompting import encode
+from omnidraft.text.prompting import encode, has_template
 from support import gguf_tokenizers as made
 from support.models import refused
 
@@ -113,6 +113,40 @@ def test_bos_stands_once_in_front_of_a_prompt() -> None:
     assert encode(tokenizer, "<s>hello") == plain
     chat = encode(tokenizer, [{"role": "user", "content": "hello"}])
     assert chat == [1, 3, *plain[1:]]
+
+
+PLAIN, WITH_TOOLS = "plain{{ messages[0].content }}", "tools{{ tools | tojson }}"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+def chats(templates: dict[str, Any]) -> list[str]:
+    """A chat without and with tools; both kinds of tokenizers write the same."""
+    metadata = made.byte_level("gpt-2") | {f"tokenizer.chat_template{name}": text for name, text in templates.items()}
+    backend = Tokenizer(models.BPE())
+    kinds: list[Any] = [build_tokenizer(metadata), FastTokenizer(backend, *_build(backend, metadata))]
+    for kind in kinds:
+        assert bool(kind.chat_template) == has_template(kind)
+    if not has_template(kinds[0]):
+        return []
+    options: list[dict[str, Any]] = [{}, {"tools": TOOLS}]
+    said = [
+        [kind.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False, **each) for each in options]
+        for kind in kinds
+    ]
+    assert said[0] == said[1]
+    return said[0]
+
+
+def test_a_template_with_a_name_is_taken_for_chats_with_tools() -> None:
+    written = "tools" + json.dumps(TOOLS)
+    assert chats({"": PLAIN, ".tool_use": WITH_TOOLS, ".rag": "rag", "s": ["tool_use", "rag"]}) == ["plainx", written]
+    assert chats({".default": PLAIN, ".tool_use": WITH_TOOLS}) == ["plainx", written]
+    assert chats({".default": PLAIN}) == chats({"": PLAIN}) == ["plainx"] * 2
+    assert chats({"": PLAIN, ".default": "other"}) == ["plainx"] * 2
+    assert chats({".tool_use": WITH_TOOLS})[1] == written
+    assert chats({".rag": "rag"}) == chats({"": ""}) == chats({}) == []
+    with refused(ModelError, "tokenizer.chat_template.tool_use is no text"):
+        chats({"": PLAIN, ".tool_use": 7})
 
 
 @pytest.mark.parametrize("name", ["chat", "sentencepiece", "no space prefix", "gemma4"])

@@ -89,6 +89,14 @@ def test_messages_that_a_template_would_lose_are_the_users(server: At) -> None:
     assert found == {"prompt": turns(("user", "A"))}
 
 
+@pytest.mark.parametrize("model", ["none", "one", "deaf"])
+def test_tools_for_which_a_template_has_no_place_are_told_of_in_words(server: At, model: str) -> None:
+    asked = {"model": model, "messages": user("A"), "tools": TOOLS}
+    assert '{"name": "pens"' in server.post("/apply-template", asked).json()["prompt"]
+    counted = {"model": model, "messages": user("A"), "tools": [{"name": "pens", "input_schema": {"type": "object"}}]}
+    assert server.post("/v1/messages/count_tokens", counted).json()["input_tokens"] > 0
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

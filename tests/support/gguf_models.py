@@ -280,6 +280,21 @@ def write_model(
     return write_file(path, architecture, given, kept, others, kinds=kinds), model
 
 
+def shards_of(folder: Path, stem: str = "m", *, empty: bool = False) -> list[Path]:
+    """The model `qwen2` in three shards, as llama.cpp's program writes them; with `empty`, the first has no tensor."""
+    model = model_of("qwen2")
+    tensors = tensors_of(model, "qwen2")
+    names = list(tensors)
+    assert len(names) == 51
+    ends = (0, 25, 51) if empty else (20, 40, 51)
+    paths = [folder / f"{stem}-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    for number, (path, start, end) in enumerate(zip(paths, (0, *ends), ends, strict=False)):
+        held = {name: tensors[name] for name in names[start:end]}
+        split = {"split.no": number, "split.count": 3, "split.tensors.count": len(names)}
+        write_file(path, "qwen2", keys_of(model, "qwen2") if number == 0 else {}, held, split, vocabulary=number == 0)
+    return paths
+
+
 def small_file(path: Path) -> Path:
     """A chat model whose answers end with two tokens: the one that the header names, and </s>."""
     ends = {"tokenizer.ggml.eos_token_id": byte_level().token_to_id("<unk>"), "tokenizer.chat_template": TEMPLATE}

@@ -81,6 +81,7 @@ def show_header(header: HeaderFigures) -> None:
     """Print the figures of a GGUF header."""
     console = _console(f"{header.name}: {_step(header.step)}")
     figures = {
+        "shard": header.first_of and f"1 of {header.first_of}: the tensors of the others are not looked at",
         "architecture": header.architecture,
         "layers": header.layers,
         "hidden": header.hidden,

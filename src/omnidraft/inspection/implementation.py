@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from omnidraft.errors import ModelError
 from omnidraft.models.families import BY_TYPE, Family, UnsupportedReason, unknown_family
 from omnidraft.models.gguf.architectures import describe
-from omnidraft.models.gguf.header import QUANTIZATIONS, read_shard
+from omnidraft.models.gguf.header import QUANTIZATIONS
 from omnidraft.models.gguf.keys import KeyReport
+from omnidraft.models.gguf.split_files import read_what_is_there
 from omnidraft.models.readable import check_readable
 
 NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "not yet"
@@ -33,7 +34,7 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class HeaderFigures:
-    """Contents of a GGUF header; figures are None if the file is refused."""
+    """Contents of a GGUF header, or those of all shards; figures are None if the file is refused."""
 
     name: str
     architecture: str
@@ -45,6 +46,7 @@ class HeaderFigures:
     vocabulary: int | None
     context: int | None
     weights: dict[str, int]  # bytes by quantization
+    first_of: int | None  # shards, of which the others are missing
     keys: KeyReport | None
 
 
@@ -57,10 +59,13 @@ def step_of(family: Family | None, unsupported: UnsupportedReason | None) -> Ste
 
 
 def inspect_header(path: Path) -> HeaderFigures:
-    """Read the header of a GGUF file, which may be truncated after it; raises ModelError for a damaged one."""
+    """Read the header of a GGUF file, which may be truncated after it.
+
+    All shards are read where they are there, else the first alone.  Raises ModelError for another, and a damaged file.
+    """
     check_readable(path)
     try:
-        header = read_shard(path, cut=True)
+        header = read_what_is_there(path)
     except OSError as error:
         raise ModelError(f"cannot read {path} ({error}): give a GGUF file") from error
     described = None
@@ -76,8 +81,9 @@ def inspect_header(path: Path) -> HeaderFigures:
     except ModelError as error:
         config, step = {}, StepReport(how=REFUSED, code="refused", reason=str(error))
     weights: Counter[str] = Counter()
-    for info in header.tensors.values():
-        weights[QUANTIZATIONS[info.quantization][0]] += info.nbytes
+    for name, info in header.tensors.items():
+        if described is None or name not in described.consumed:
+            weights[QUANTIZATIONS[info.quantization][0]] += info.nbytes
     return HeaderFigures(
         name=header.name,
         architecture=str(header.metadata.get("general.architecture", "")),
@@ -89,5 +95,6 @@ def inspect_header(path: Path) -> HeaderFigures:
         vocabulary=config.get("vocab_size"),
         context=config.get("max_position_embeddings"),
         weights=dict(weights.most_common()),
+        first_of=None if header.whole else header.metadata["split.count"],
         keys=None if described is None else described.keys,
     )

@@ -11,6 +11,7 @@ from inspect import isfunction, ismethod
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 import numpy as np
 from jinja2.ext import Extension
 from jinja2.ext import loopcontrols as LoopControls  # noqa: N812  it is a class
@@ -18,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning, the first is the usual one
+DEFAULT, TOOL_USE = "default", "tool_use"  # names of templates
 TAG = "OMNIDRAFT_ENDS_HERE "  # put at the end of a message that is to be continued; templates may strip the space
 
 
@@ -77,9 +79,38 @@ def _raise(message: str) -> NoReturn:
     raise jinja2.exceptions.TemplateError(message)
 
 
+def chosen(
+    templates: str | Mapping[str, str] | None, name: str | None = None, tools: Sequence[Any] | None = None
+) -> str:
+    """The template for a chat, of one or several by their names; raises ValueError where there is none.
+
+    `name` is that of a template, or itself one.  Without it, the one called tool_use is for chats with tools.
+    """
+    if name is not None:
+        return templates.get(name, name) if isinstance(templates, Mapping) else name
+    if templates is None:
+        raise ValueError("the tokenizer has no chat template")
+    if isinstance(templates, str):
+        return templates
+    wanted = TOOL_USE if tools is not None and TOOL_USE in templates else DEFAULT
+    if wanted not in templates:
+        raise ValueError(f"the tokenizer has the chat templates {sorted(templates)}, and none of them is the default")
+    return templates[wanted]
+
+
+@lru_cache(maxsize=16)
+def variables_of(template: str) -> frozenset[str]:
+    """The names of the variables that a template reads; raises jinja2.TemplateError for one that is none."""
+    return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(template)))
+
+
 @lru_cache(maxsize=16)
 def compiled(template: str) -> jinja2.Template:
     """The template as a program; raises jinja2.TemplateError for one that is none."""
+    return _environment().from_string(template)
+
+
+def _environment() -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls]
     )
@@ -90,7 +121,7 @@ def compiled(template: str) -> jinja2.Template:
         "dict": _Dicts(),
         "namespace": _PlainNamespace,
     }
-    return environment.from_string(template)
+    return environment
 
 
 def render(

@@ -11,17 +11,19 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from omnidraft.models.chat_template import render
+from omnidraft.models.chat_template import chosen, render
 
 Name = Literal["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"]
 
 
 class FastTokenizer:
-    """A tokenizer, the names of its special tokens, and its chat template."""
+    """A tokenizer, the names of its special tokens, and its chat template, or several by their names."""
 
     is_fast = True
 
-    def __init__(self, backend: Tokenizer, special: Mapping[Name, str], chat_template: str | None = None) -> None:
+    def __init__(
+        self, backend: Tokenizer, special: Mapping[Name, str], chat_template: str | Mapping[str, str] | None = None
+    ) -> None:
         self.backend_tokenizer = backend
         self.chat_template = chat_template
         self.special_tokens_map: dict[str, str] = {str(name): token for name, token in special.items()}
@@ -114,11 +116,20 @@ class FastTokenizer:
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self.backend_tokenizer.token_to_id(token)
 
+    def get_chat_template(self, chat_template: str | None = None, tools: Sequence[Any] | None = None) -> str:
+        """The template for a chat, by its name or for these tools; raises ValueError where there is none."""
+        return chosen(self.chat_template, chat_template, tools)
+
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **options: Any
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        tokenize: bool = True,
+        **options: Any,
     ) -> Any:
         """The text of a chat, or its ids; raises ValueError without a template, and whatever the template does."""
-        if self.chat_template is None:
-            raise ValueError("the tokenizer has no chat template")
-        text = render(self.chat_template, conversation, **{**self.special_tokens_map, **options})
+        template = self.get_chat_template(chat_template, tools)
+        text = render(template, conversation, tools=tools, **{**self.special_tokens_map, **options})
         return self(text, add_special_tokens=False) if tokenize else text

@@ -181,7 +181,7 @@ class Server:
             {
                 "model_alias": served.name,
                 "model_path": served.source,
-                "chat_template": str(target.tokenizer.chat_template or ""),
+                "chat_template": served.template,
                 "default_generation_settings": {"n_ctx": target.lm.context},
                 "total_slots": self.settings.lanes,
                 "modalities": {"vision": False, "audio": False},

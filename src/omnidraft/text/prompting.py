@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from omnidraft.errors import ConfigError, PromptError
+from omnidraft.models.chat_template import DEFAULT, variables_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,6 +40,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template: Mapping
     if isinstance(prompt, str):
         return _once(tokenizer, prompt, list(tokenizer(usable(prompt))["input_ids"]))
     return _integers(prompt)
+
+
+def templates_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The chat templates of a tokenizer by their names; one without a name is the default."""
+    template: Any = getattr(tokenizer, "chat_template", None) or {}
+    return {DEFAULT: template} if isinstance(template, str) else dict(template)
 
 
 def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -75,7 +82,10 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], templ
         if isinstance(content := message.get("content"), str) and content:
             usable(content)
     try:
+        _check_tools(tokenizer, template)
         text = _rendered(tokenizer, messages, template)
+    except PromptError:
+        raise
     except Exception as error:  # a template is a program: it raises anything, of its own will too
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         raise PromptError(f"the chat template refuses these messages ({reason}): change them") from error
@@ -84,6 +94,13 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], templ
             left_out = f"message {place}, of role {message['role']!r}"
             raise PromptError(f"the chat template leaves out {left_out}: put its text into one of the user")
     return usable(text)
+
+
+def _check_tools(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any]) -> None:
+    """Raise PromptError where the chat template has no place for the tools that it is given."""
+    tools = template.get("tools")
+    if tools and "tools" not in variables_of(tokenizer.get_chat_template(template.get("chat_template"), tools)):
+        raise PromptError("the chat template has no place for tools: put them into a message, or leave tools out")
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], template: Mapping[str, Any]) -> str:

@@ -8,12 +8,13 @@ from typing import Any
 
 from omnidraft.errors import ModelError
 from omnidraft.models.families import BY_TYPE, Family
-from omnidraft.models.gguf.header import Header
-from omnidraft.models.gguf.keys import ATTENTION, ROTATION, SCALES, SIZES, KeyReport, Keys
+from omnidraft.models.gguf.header import EMBEDDING, Header
+from omnidraft.models.gguf.keys import ATTENTION, ROTATION, SCALES, SIZES, Dialect, KeyReport, Keys
+from omnidraft.models.gguf.ollama_files import dialect_of, of_pictures
 from omnidraft.models.gguf.rope import DIVISORS, LONG, SHORT, rotation
 
 Config = dict[str, Any]
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+HEAD = "output.weight"
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}  # of the layers
 QKV = {3: ("attn_q", "attn_k", "attn_v"), 1: ("attn_qkv",)}  # by number of matrices
 GATE_UP = {2: ("ffn_gate", "ffn_up"), 1: ("ffn_up",)}
@@ -29,6 +30,8 @@ class Architecture:
     interleaved: bool = False  # rows of queries and keys lie as pairs, for a rotation of neighbors
     biases: bool = False  # any of the layers' biases may be there, and those that no layer has are zero
     factors: bool = False  # there may be tensors of the rotation's factors
+    dialect: Callable[[Header], Dialect] | None = None  # of converters that differ
+    left_out: Callable[[Header], frozenset[str]] = lambda _: frozenset()  # tensors that no model of text needs
 
     @property
     def tensors(self) -> dict[str, str]:
@@ -57,7 +60,7 @@ class Described:
     architecture: Architecture
     config: Config
     keys: KeyReport
-    consumed: frozenset[str]  # tensors that are in the config
+    consumed: frozenset[str]  # tensors that the model does not hold: they are in the config, or of no use to it
 
 
 def describe(header: Header) -> Described:
@@ -71,17 +74,17 @@ def describe(header: Header) -> Described:
             f"{header.name} is of architecture {name!r}: use a model of {', '.join(sorted(ARCHITECTURES))}"
         )
     architecture = ARCHITECTURES[name]
-    keys = Keys(header.name, header.metadata, name)
+    keys = Keys(header.name, header.metadata, name, architecture.dialect and architecture.dialect(header))
     config = _common(keys, header, architecture)
     architecture.more(keys, header, config)
     factors = {DIVISORS, SHORT, LONG} & set(header.tensors) if architecture.factors else set()
-    return Described(architecture, config, keys.report(), frozenset(factors))
+    return Described(architecture, config, keys.report(), architecture.left_out(header) | factors)
 
 
 def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
-    if EMBEDDING not in header.tensors:
+    if EMBEDDING not in header.tensors and header.whole:
         raise ModelError(f"{header.name} lacks the tensor {EMBEDDING}: get the complete file of a text model")
-    if keys.whole("block_count", SIZES) > len(header.tensors):  # before a model of so many layers is made
+    if keys.whole("block_count", SIZES) > len(header.tensors) and header.whole:  # before so many layers are made
         raise keys.refused("block_count", f"the file has {len(header.tensors)} tensors in all")
     hidden, heads = keys.whole("embedding_length", SIZES), keys.whole("attention.head_count", SIZES)
     size = keys.whole("attention.key_length", SIZES, hidden // heads)
@@ -91,7 +94,7 @@ def _common(keys: Keys, header: Header, architecture: Architecture) -> Config:
         raise keys.refused("attention.value_length", f"keys have {size} entries, as many are supported")
     family, factors = architecture.family, architecture.factors
     config: Config = {
-        "vocab_size": header.tensors[EMBEDDING].shape[0],
+        "vocab_size": header.tensors[EMBEDDING].shape[0] if EMBEDDING in header.tensors else None,
         "hidden_size": hidden,
         "num_hidden_layers": keys.whole("block_count", SIZES),
         "num_attention_heads": heads,
@@ -214,7 +217,14 @@ def _gemma3(keys: Keys, _: Header, config: Config) -> None:
         raise keys.refused("rope.scaling.attn_factor", "it is not supported for models of architecture gemma3")
     _scalar(config, 62)
     config["final_logit_softcapping"] = keys.real("final_logit_softcapping", SCALES, 0.0) or None
-    near = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", ROTATION, 1e4)}
+    _rotate_apart(keys, config, 1e4)
+
+
+def _rotate_apart(keys: Keys, config: Config, theta: float) -> None:
+    """Give layers with a window a rotation of their own, which is never scaled."""
+    near = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", ROTATION, theta)}
+    if not near["rope_theta"]:
+        raise keys.refused("rope.freq_base_swa", "a number above 0 is needed")
     config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
 
 
@@ -269,8 +279,7 @@ def _olmo2(keys: Keys, header: Header, config: Config) -> None:
         return
     _windows(keys, config, 4)
     config["model_type"] = "olmo3"
-    near = {"rope_type": "default", "rope_theta": config["rope_parameters"]["rope_theta"]}
-    config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": near}
+    _rotate_apart(keys, config, config["rope_parameters"]["rope_theta"])
 
 
 STARCODER2 = Family(
@@ -287,7 +296,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture(BY_TYPE["qwen3"], _qwen3, biases=True),
     "gemma": Architecture(BY_TYPE["gemma"], _qwen3, biases=True),
     "gemma2": Architecture(BY_TYPE["gemma2"], _gemma2),
-    "gemma3": Architecture(BY_TYPE["gemma3_text"], _gemma3),
+    "gemma3": Architecture(BY_TYPE["gemma3_text"], _gemma3, dialect=dialect_of, left_out=of_pictures),
     "olmo2": Architecture(BY_TYPE["olmo2"], _olmo2),
     "exaone4": Architecture(BY_TYPE["exaone4"], _exaone4, factors=True),
     "hunyuan-dense": Architecture(BY_TYPE["hunyuan_v1_dense"], _qwen3, biases=True),

@@ -26,6 +26,7 @@ MAX_NAME = 256  # characters
 BEGINNING = 2**24  # bytes that are read first: most headers are in them
 MAX_HEADER = 2**28  # bytes
 STRING, ARRAY = 8, 9
+EMBEDDING = "token_embd.weight"
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # number of the type in a file: its name, entries of a block, bytes of a block
 QUANTIZATIONS = {
@@ -71,6 +72,7 @@ class Header:
     paths: tuple[Path, ...]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    whole: bool = True  # False: of the first shard alone, whose tensors are some of the model's
 
     @property
     def name(self) -> str:

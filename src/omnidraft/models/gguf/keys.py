@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omnidraft.errors import ModelError
@@ -57,6 +57,15 @@ UNUSED: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Dialect:
+    """What a converter writes otherwise than that of llama.cpp; keys without the architecture's name."""
+
+    names: Mapping[str, str] = field(default_factory=dict)  # further ones of keys
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that it leaves out
+    unread: tuple[str, ...] = ()  # beginnings of keys that are of no use to a model of text
+
+
+@dataclass(frozen=True)
 class KeyReport:
     """Names of the keys of a file, by use."""
 
@@ -68,8 +77,10 @@ class KeyReport:
 class Keys:
     """The keys of the architecture; what is asked for is noted.  Raises ModelError for values out of range."""
 
-    def __init__(self, file: str, metadata: Mapping[str, Any], architecture: str) -> None:
-        self.file, self.architecture = file, architecture
+    def __init__(
+        self, file: str, metadata: Mapping[str, Any], architecture: str, dialect: Dialect | None = None
+    ) -> None:
+        self.file, self.architecture, self._dialect = file, architecture, dialect or Dialect()
         self._metadata = metadata
         self._asked: dict[str, str] = {}  # group by full name
 
@@ -78,9 +89,18 @@ class Keys:
         return f"{self.architecture}.{key}"
 
     def value(self, key: str, group: str) -> Any:
-        """The value of a key, None where the file has none."""
-        self._asked.setdefault(self.full(key), group)
-        return self._metadata.get(self.full(key))
+        """The value of a key, under whichever of its names; None where neither the file nor its dialect has one."""
+        names = self._names(key)
+        self._asked.update((name, group) for name in names if name not in self._asked)
+        values = [self._metadata[name] for name in names if name in self._metadata]
+        if any(value != values[0] for value in values):
+            raise self.refused(key, f"{names[-1]} says otherwise")
+        return values[0] if values else self._dialect.defaults.get(key)
+
+    def _names(self, key: str) -> list[str]:
+        """The names that a key may have in the file."""
+        further = self._dialect.names.get(key)
+        return [self.full(each) for each in (key, further) if each is not None]
 
     def whole(self, key: str, group: str, default: int | None = None) -> int:
         """A count, at least 1: one number, or, of some keys, an equal one for each layer."""
@@ -120,17 +140,21 @@ class Keys:
                 honoured.setdefault(FILE, []).append(name)
             elif name.startswith("tokenizer."):
                 honoured.setdefault(TOKENIZER, []).append(name)
-            elif key == name or key in HARMLESS or (key in UNUSED and value == UNUSED[key]):
+            elif key == name or self._is_harmless(key, value):
                 harmless.append(name)
             else:
                 raise self.refused(key, f"it is not supported for models of architecture {self.architecture}")
         groups = {group: tuple(sorted(names)) for group, names in honoured.items()}
         return KeyReport(self.architecture, groups, tuple(sorted(harmless)))
 
+    def _is_harmless(self, key: str, value: Any) -> bool:
+        return key in HARMLESS or key.startswith(self._dialect.unread) or (key in UNUSED and value == UNUSED[key])
+
     def missing(self, key: str) -> ModelError:
         return ModelError(f"{self.file} lacks the key {self.full(key)}: get the complete file of a text model")
 
     def refused(self, key: str, reason: str) -> ModelError:
-        value = self._metadata.get(self.full(key))
+        name = next((each for each in self._names(key) if each in self._metadata), self.full(key))
+        value = self._metadata.get(name)
         shown = f"an array of {len(value)}" if isinstance(value, list) else repr(value)
-        return ModelError(f"{self.file} has {self.full(key)} = {shown} ({reason}): use another model")
+        return ModelError(f"{self.file} has {name} = {shown} ({reason}): use another model")

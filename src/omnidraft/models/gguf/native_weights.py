@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from omnidraft.models.gguf.architectures import EMBEDDING, HEAD
+from omnidraft.models.gguf.architectures import HEAD, describe
 from omnidraft.models.gguf.config import model_tensors
-from omnidraft.models.gguf.header import TensorInfo
+from omnidraft.models.gguf.header import EMBEDDING, TensorInfo
 from omnidraft.models.gguf.split_files import forget_headers, naming, read_header, reading
 from omnidraft.models.gguf.tensors import Source, check_unchanged, read, rows_in, source_rows
 from omnidraft.models.memory import check_free
@@ -77,11 +77,12 @@ class GgufWeights(StoredWeights):
 def held_bytes(path: Path) -> int:
     """Bytes of a file's weights as the native step holds them, which may take up to 3 % more."""
     with reading(path):
-        tensors = read_header(path).tensors
+        header = read_header(path)
+        consumed = describe(header).consumed
     groups: dict[str, list[TensorInfo]] = {}
-    for name, info in tensors.items():
-        looked_up = name == EMBEDDING and HEAD in tensors and info.quantization in GGML_TYPES
-        if not looked_up:
+    for name, info in header.tensors.items():
+        looked_up = name == EMBEDDING and HEAD in header.tensors and info.quantization in GGML_TYPES
+        if not looked_up and name not in consumed:
             groups.setdefault(SAME_INPUTS.sub(r"\1", name), []).append(info)
     return sum(map(_held, groups.values()))
 

@@ -75,7 +75,7 @@ def _tensors(header: Header, kind: str, rotated: int) -> tuple[list[float] | Non
         )
     if divisors and (short or long):
         raise ModelError(f"{header.name} has the tensor {DIVISORS} beside those of longrope: use another model")
-    if bool(short) != bool(long) or (kind == "longrope" and not short):
+    if header.whole and (bool(short) != bool(long) or (kind == "longrope" and not short)):
         raise ModelError(f"{header.name} lacks the tensor {LONG if short else SHORT}: get the complete file")
     return divisors, short, long
 

@@ -6,11 +6,13 @@ import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.header import Header, Stamp, TensorInfo, read_shard
+from omnidraft.models.gguf.ollama_files import without_rowless
 from omnidraft.models.quiet import silenced
 from omnidraft.models.readable import unreadable
 
@@ -18,13 +20,31 @@ SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffi
 SAME = ("general.architecture", "general.name", "split.count", "split.tensors.count")  # in all shards, where given
 
 
-def read_header(path: Path) -> Header:
-    """Read the header of a file, of all shards where it is one of several.
+def read_header(path: Path, *, cut: bool = False) -> Header:
+    """Read the header of a file, of all shards where it is one of several, which may be `cut` behind their headers.
 
     Raises ModelError for a shard that is missing or of another model, and for damaged files.
     """
     paths = _named(path)
-    return _joined(paths, tuple(Stamp.of(each.stat()) for each in paths if each.is_file()))
+    return _joined(paths, tuple(Stamp.of(each.stat()) for each in paths if each.is_file()), cut)
+
+
+def read_what_is_there(path: Path) -> Header:
+    """Read the header of a file that may be cut behind it, of all shards where they are there, else of the first.
+
+    Raises ModelError for another shard, and as `read_header`.
+    """
+    header = read_shard(path, cut=True)
+    count, number = (header.metadata.get(f"split.{key}", 0) for key in ("count", "no"))
+    if not isinstance(count, int) or not isinstance(number, int) or count < 2:
+        return header
+    paths = _named(path)
+    if len(paths) == count and all(each.is_file() for each in paths):
+        return read_header(path, cut=True)
+    if number != 0:
+        first = paths[0].name if len(paths) > 1 else f"NAME-00001-of-{count:05}.gguf"
+        raise ModelError(f"{path.name} is shard {number + 1} of {count}: give the first, {first}")
+    return replace(header, whole=False)
 
 
 def forget_headers() -> None:
@@ -43,13 +63,13 @@ def _named(path: Path) -> tuple[Path, ...]:
 
 
 @lru_cache(maxsize=4)
-def _joined(paths: tuple[Path, ...], _stamps: tuple[Stamp, ...]) -> Header:
+def _joined(paths: tuple[Path, ...], _stamps: tuple[Stamp, ...], cut: bool) -> Header:
     first, count = paths[0], len(paths)
     missing = next((number for number, path in enumerate(paths) if not path.is_file()), None)
     if missing is not None:
         there = next((path.name for path in paths if path.is_file()), first.name)
         raise ModelError(f"shard {missing + 1} of {count} is missing: put {paths[missing].name} beside {there}")
-    headers = [read_shard(path) for path in paths]
+    headers = [read_shard(path, cut=cut) for path in paths]
     split = headers[0].metadata.get("split.count", 1)
     number = headers[0].metadata.get("split.no", 0)
     if number != 0 and count == 1:
@@ -69,7 +89,7 @@ def _joined(paths: tuple[Path, ...], _stamps: tuple[Stamp, ...]) -> Header:
         raise ModelError(
             f"the shards of {first.name} have {len(tensors)} tensors, not {total}: get all shards of one model"
         )
-    return Header(paths, headers[0].metadata, tensors)
+    return without_rowless(Header(paths, headers[0].metadata, tensors))
 
 
 def _check_shard(header: Header, number: int, first: Header) -> None:

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from omnidraft.errors import ModelError
+from omnidraft.models.chat_template import DEFAULT as DEFAULT_TEMPLATE
+from omnidraft.models.chat_template import TOOL_USE
 from omnidraft.models.fast_tokenizer import FastTokenizer, Name
+from omnidraft.models.gguf.ollama_files import GEMMA3
 from omnidraft.models.gguf.pre_tokenizers import DEFAULT, GEMMA4, Split, split_of
 from omnidraft.models.gguf.split_files import read_header, reading
 from omnidraft.models.gguf.token_kinds import (
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPACE = "▁"
+TEMPLATE = "tokenizer.chat_template"
 KNOWN = (
     "model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token", "add_eos_token", "add_space_prefix",
     "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id", "padding_token_id",
@@ -79,15 +83,15 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE()), clean_up_tokenization_spaces=False
     )
-    names, template = _build(tokenizer.backend_tokenizer, metadata)
+    names, templates = _build(tokenizer.backend_tokenizer, metadata)
     for name, token in names.items():
         setattr(tokenizer, name, token)
-    tokenizer.chat_template = template
+    tokenizer.chat_template = templates
     return tokenizer
 
 
-def _build(backend: Tokenizer, metadata: Mapping[str, Any]) -> tuple[dict[Name, str], str | None]:
-    """Put the components into an empty backend; the special tokens by name, and the chat template."""
+def _build(backend: Tokenizer, metadata: Mapping[str, Any]) -> tuple[dict[Name, str], str | dict[str, str] | None]:
+    """Put the components into an empty backend; the special tokens by name, and the chat template, or several."""
     kind = metadata.get(f"{PREFIX}model")
     build = _BUILDERS.get(str(kind))
     if build is None:
@@ -104,10 +108,22 @@ def _build(backend: Tokenizer, metadata: Mapping[str, Any]) -> tuple[dict[Name, 
         "bos_token": tokens.bos, "eos_token": tokens.eos, "unk_token": tokens.unknown, "pad_token": tokens.padding,
     }  # fmt: skip
     names = {name: tokens.texts[i] for name, i in ids.items() if i is not None and tokens.kinds[i] in ADDED}
-    template = metadata.get("tokenizer.chat_template")
-    if not isinstance(template, str | None):
-        raise ModelError("tokenizer.chat_template is no text: get the file anew")
-    return names, template
+    return names, _templates(metadata)
+
+
+def _templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """The chat template of a header, or those by their names where there are several; one of them is the default."""
+    named = {TEMPLATE: DEFAULT_TEMPLATE}
+    named |= {key: key.removeprefix(f"{TEMPLATE}.") for key in metadata if key.startswith(f"{TEMPLATE}.")}
+    templates: dict[str, str] = {}
+    for key, name in named.items():
+        template = metadata.get(key)
+        if not isinstance(template, str | None):
+            raise ModelError(f"{key} is no text: get the file anew")
+        if template:
+            templates.setdefault(name, template)
+    default = templates.setdefault(DEFAULT_TEMPLATE, templates.get(TOOL_USE, ""))  # as in llama.cpp
+    return (templates if len(templates) > 1 else default) if default else None
 
 
 def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
@@ -146,7 +162,8 @@ def _sentencepiece(backend: Tokenizer, metadata: Mapping[str, Any], tokens: Toke
     backend.model = _bpe(tokens, _scored_merges(metadata, tokens), byte_fallback=True)
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     replace = normalizers.Replace(" ", SPACE)
-    if _flag(metadata, "add_space_prefix", default=True):
+    # Gemma 3 has none; llama.cpp's converter says so, and Ollama's leaves it out
+    if _flag(metadata, "add_space_prefix", default=metadata.get("general.architecture") != GEMMA3):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace])
         steps.append(decoders.Strip(" ", 1, 0))
     else:

@@ -231,7 +231,7 @@ def shown(served: ServedModel) -> dict[str, Any]:
     return {
         "modelfile": "",
         "parameters": "",
-        "template": str(target.tokenizer.chat_template or ""),
+        "template": served.template,
         "details": _details(served),
         "model_info": {
             "general.architecture": config.model_type,
@@ -246,7 +246,7 @@ def shown(served: ServedModel) -> dict[str, Any]:
 
 def capabilities(served: ServedModel) -> list[str]:
     """What a target can do, in Ollama's words."""
-    template = str(served.model.target.tokenizer.chat_template or "")
+    template = served.templates
     told = ["insert"] if fills_in(served) else []
     return ["completion", *told, *(name for name, word in ABILITIES.items() if word in template)]
 

@@ -59,6 +59,6 @@ def tokenizer_info(served: ServedModel) -> dict[str, Any]:
     return {
         "tokenizer_class": type(tokenizer).__name__,
         **{name: getattr(tokenizer, name, None) for name in SPECIAL},
-        "chat_template": tokenizer.chat_template or None,
+        "chat_template": served.template or None,
         "model_max_length": served.model.target.lm.context,
     }

@@ -201,11 +201,11 @@ def chat_length(body: p.ChatRequest, served: ServedModel) -> int:
 def _encoded(
     served: ServedModel, prompt: Prompt, functions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Prompt, list[int]]:
-    """The prompt with functions, and its token ids; raises ApiError.
+    """The prompt with functions, if the template takes any, and its token ids; raises ApiError.
 
     Where the template refuses its roles, it has fewer of them.
     """
-    if functions:
+    if functions and served.takes_tools:
         prompt.variables["tools"] = [{"type": "function", "function": each} for each in functions.values()]
     try:
         return prompt, prompt.encode(served)

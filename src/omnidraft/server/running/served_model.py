@@ -18,6 +18,7 @@ from omnidraft.config import LearningOptions, names
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.models.block_files import BlockFiles
+from omnidraft.models.chat_template import DEFAULT
 from omnidraft.models.language_model import ROOM, copies
 from omnidraft.models.model_files import ModelFiles, content_of, files_of
 from omnidraft.models.native.model import NativeModel
@@ -28,6 +29,7 @@ from omnidraft.server.running.changed_heads import ChangedHeads
 from omnidraft.server.running.gain_estimate import Estimate
 from omnidraft.server.running.user_memories import Memories
 from omnidraft.server.server_settings import Serving
+from omnidraft.text.prompting import templates_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -152,13 +154,22 @@ class ServedModel:
     def marks(self) -> RegionMarks:
         """The marks between which the target writes reasoning and calls."""
         tokenizer: Any = self.model.target.tokenizer
-        template = str(getattr(tokenizer, "chat_template", None) or "")
-        return marks_of(template, self.model.vocab.special, tokenizer.get_added_vocab())
+        return marks_of(self.templates, self.model.vocab.special, tokenizer.get_added_vocab())
+
+    @property
+    def template(self) -> str:
+        """The chat template for chats without tools, empty where there is none."""
+        return templates_of(self.model.target.tokenizer).get(DEFAULT, "")
+
+    @property
+    def templates(self) -> str:
+        """All chat templates, one after the other."""
+        return "\n".join(templates_of(self.model.target.tokenizer).values())
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """The words of the chat template, among which is the name of whatever it reads."""
-        return frozenset(re.findall(r"\w+", str(getattr(self.model.target.tokenizer, "chat_template", None) or "")))
+        """The words of the chat templates, among which is the name of whatever they read."""
+        return frozenset(re.findall(r"\w+", self.templates))
 
     @cached_property
     def takes_tools(self) -> bool:
