@@ -82,6 +82,8 @@ ARGUMENTS = {
     "a lone surrogate": '{"text": "\\ud800"}',
     "a comma too many": '{"a": 1,}',
     "quotes of another language": "{'a': 1}",
+    "commas too many": '{"list": [1, [2,\n],], "text": "Par,}is" , }',
+    "two commas": '{"a": 1,,}',
 }
 MENDED = {
     "whole": {"a": 1, "text": "Par}is"},
@@ -91,6 +93,8 @@ MENDED = {
     "no last braces": {"a": [1, {"b": "Paris"}]},
     "a brace too many": {"text": "Paris"},
 }
+    "a comma too many": {"a": 1},
+    "commas too many": {"list": [1, [2]], "text": "Par,}is"},
 OTHERS = {
     "XML": (CODER, "<tool_call>\n<function=add>\n<parameter=text>\nParis\n</parameter>\n</function>\n</tool_call>"),
     "XML without the outer mark": (CODER, "<function=add>\n<parameter=a>\n5\n</parameter>\n</function>"),

@@ -29,6 +29,7 @@ BETWEEN = re.compile(r"[\s,;]*")
 CONTROL = re.compile(r"[\x00-\x1f]")
 IN_STRING = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 
+LAST_COMMA = re.compile(rf"(?P<string>{scanning.STRING})|,(?=\s*[}}\]])", re.DOTALL)
 
 @dataclass
 class Found:
@@ -81,8 +82,15 @@ def checked(found: Found) -> Found:
     """The same with arguments as JSON has them; what is whole is wrong where they are no object in JSON."""
     if found.end is None:
         return found
-    calls = [replace(call, arguments=mended(call.arguments)) for call in found.calls]
-    return replace(found, calls=calls) if all(isinstance(loaded(call.arguments), dict) for call in calls) else NONE
+    calls = [replace(call, arguments=_object_of(mended(call.arguments))) for call in found.calls]
+    return replace(found, calls=calls) if all(call.arguments for call in calls) else NONE
+
+
+def _object_of(text: str) -> str:
+    """An object in JSON, without commas behind last values; empty for anything else."""
+    if not isinstance(loaded(text), dict):
+        text = LAST_COMMA.sub(lambda match: match["string"] or "", text)
+    return text if isinstance(loaded(text), dict) else ""
 
 
 def cut_calls(found: Found) -> list[Call]:
