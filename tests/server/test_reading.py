@@ -436,7 +436,13 @@ def test_reasoning_is_passed_on_at_once() -> None:
     assert said == [*(Told("", each) for each in thoughts), Told("Y")]
 
 
-@pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if ("add" in each.text)])
+def test_text_behind_a_line_of_json_is_passed_on_at_once() -> None:
+    reader, line = make(Transcript("")), BARE.replace("1", '1, "text": "' + 300 * "x" + '"')
+    said = [told(reader.feed(text)).content for text in ("So:\n", line, "\n", "That", " is")]
+    assert said == ["So:", "", "", f"\n{line}\nThat", " is"]
+
+
+@pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if "add" in each.text])
 def test_names_may_be_as_long_as_bodies_allow(name: str) -> None:
     text = re.sub(r"\badd\b", LONG_NAME, FAMILIES[name].text)
     reader = TextReader({**FUNCTIONS, LONG_NAME: ADD}, marks_of(FAMILIES[name].template, {}, ()))

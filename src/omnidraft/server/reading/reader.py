@@ -61,10 +61,11 @@ class TextReader(Reader):
         busy = self._held or not self._began or self._calls or self._region or self._close
         if not busy and (self._begins is None or not self._begins.search(text)):  # most of most answers
             return [Text(text)] if text else []
+        whole = self._held.rstrip().endswith(("}", ">"))
         self._held += text
         waits = self._maybe and str(self._close) not in self._held
         if self._region is not None:
-            waits = self._region.style is not last_lines  # which any text may end
+            waits = self._region.style is not last_lines or not whole  # any text behind these says that they are none
         if waits and len(self._held) > LONG and not MAY_END.search(text):
             return []
         return self._read(final=False)
