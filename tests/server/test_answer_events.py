@@ -34,6 +34,7 @@ from server.test_reading import (
     PHI,
     QWEN,
     THINK,
+    UNCLOSED,
 )
 from support.answer_apis import APIS, Replayed
 
@@ -81,6 +82,8 @@ ARGUMENTS = {
     "infinity": '{"b": -Infinity}',
     "a lone surrogate": '{"text": "\\ud800"}',
     "a comma too many": '{"a": 1,}',
+    "commas too many": '{"list": [1, [2,\n],], "text": "Par,}is" , }',
+    "two commas": '{"a": 1,,}',
     "quotes of another language": "{'a': 1}",
 }
 MENDED = {
@@ -90,6 +93,8 @@ MENDED = {
     "no last brace": {"a": 1, "text": "Paris"},
     "no last braces": {"a": [1, {"b": "Paris"}]},
     "a brace too many": {"text": "Paris"},
+    "a comma too many": {"a": 1},
+    "commas too many": {"list": [1, [2]], "text": "Par,}is"},
 }
 OTHERS = {
     "XML": (CODER, "<tool_call>\n<function=add>\n<parameter=text>\nParis\n</parameter>\n</function>\n</tool_call>"),
@@ -125,7 +130,7 @@ def texts() -> Iterator[tuple[str, str, str]]:
         for change, (old, new) in CHANGES.items():
             if old in call:
                 yield f"{family}: {change}", template, call.replace(old, new)
-    for name, each in (FAMILIES | LENIENT).items():
+    for name, each in (FAMILIES | LENIENT | UNCLOSED).items():
         yield name, each.template, each.text
     yield "channels", "", CHANNELS
 
@@ -136,7 +141,7 @@ def replayed(name: str, template: str, *, cut: bool = False) -> Replayed:
         return Replayed(Reading(FUNCTIONS, reasons=True, template=OWN, prompt=prompt), marks_of("", {}, ()), cut)
     if name.startswith(("gpt-oss", "channels")):
         return Replayed(Reading(FUNCTIONS, reasons=True), HARMONY, cut)
-    known = (FAMILIES | LENIENT).get(name)
+    known = (FAMILIES | LENIENT | UNCLOSED).get(name)
     thinking = None if known is None else known.thinking
     return Replayed(Reading(FUNCTIONS, reasons=True, thinking=thinking), marks_of(template, {}, ()), cut)
 

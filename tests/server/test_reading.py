@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -171,6 +172,81 @@ FAMILIES = {
         template=PHI,
     ),
 }
+HERMES, IN_TAGS = f"{QWEN} {THINK}", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+ADD_1 = ("add", {"a": 1})
+SECTION = (
+    "<|tool_calls_section_begin|> <|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+    '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
+)
+
+
+def thought(text: str, reasoning: str, *calls: tuple[str, dict[str, Any]], content: str = "") -> Transcript:
+    """An answer whose reasoning the prompt has begun."""
+    return Transcript(text, [*calls], content, reasoning, HERMES, "</think>")
+
+
+UNCLOSED = {
+    "a call in open reasoning": thought(f"I should look.\n{IN_TAGS}", "I should look.", ADD_1),
+    "a call at once": thought(f"\n{IN_TAGS}\n", "", ADD_1),
+    "behind an opening mark": thought(f"<think>\nI should look.\n{IN_TAGS}", "I should look.", ADD_1),
+    "in reasoning of the answer's": replace(thought(f"<think>\nSo.\n{IN_TAGS}", "So.", ADD_1), thinking=None),
+    "two calls": thought(f"So.{IN_TAGS}\n{IN_TAGS}", "So.", ADD_1, ADD_1),
+    "text behind it": thought(f"So.\n{IN_TAGS}\nThat is it.", "So.", ADD_1, content="That is it."),
+    "behind a mark that opens none": thought(f"I need <tool_call> now.{IN_TAGS}", "I need <tool_call> now.", ADD_1),
+    "closed behind it": thought(f"So.\n{IN_TAGS}\n</think>\n", "So.", ADD_1),
+    "closed, with an answer": thought(f"Say {IN_TAGS}\n</think>\n\nYes.", f"Say {IN_TAGS}", content="Yes."),
+    "closed, with a call": thought(f"Say {IN_TAGS}.\n</think>\n\n{IN_TAGS}", f"Say {IN_TAGS}.", ADD_1),
+    "closed, with a mark": thought("I need <tool_call></think>Yes.", "I need <tool_call>", content="Yes."),
+    "a mark alone": thought("I need <tool_call>", "I need <tool_call>"),
+    "a call of another": thought(f"So {IN_TAGS.replace('add', 'sub')}", f"So {IN_TAGS.replace('add', 'sub')}"),
+    "a broken call": thought(f"So {IN_TAGS.replace('1', 'one')}", f"So {IN_TAGS.replace('1', 'one')}"),
+    "no end of it": thought(f"So.\n{IN_TAGS[:-14]}", "So.", ADD_1),
+    "in a section": replace(thought(f"So. {SECTION}", "So.", ADD_1), template=KIMI),
+    "no section": replace(thought(f"{SECTION[:29]}add", f"{SECTION[:29]}add"), template=KIMI),
+    "in XML": replace(thought(f"So.\n\n{XML}", "So.", XML_CALL), template=f"{CODER} {THINK}"),
+    "repeated": thought("<think>\n\n</think>\n\nyes", "", content="yes"),
+    "repeated, with reasoning": thought("\n<think>\nHm.</think>yes", "Hm.", content="yes"),
+    "later": thought("Use <think> here.</think>yes", "Use <think> here.", content="yes"),
+    "begun": thought("<thin", "<thin"),
+}
+BARE = '{"name": "add", "arguments": {"a": 1}}'
+TOLD_OF = '{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}'
+SEED = "<seed:tool_call> <function= <parameter= <seed:think> </seed:think>"
+WRAPPED = {
+    **{
+        f"wrapped: {text}": Transcript(text, [ADD_1] * text.count(BARE), template=QWEN)
+        for text in (
+            *(f"<{word}>\n{BARE}\n</{word}>" for word in ("tools", "function_call", "function-call")),
+            *(f"<tools>\n{BARE}\n{BARE}\n</tools>", f"{BARE}\n</tool_call>", f"{BARE}</tool_call>\n{BARE}"),
+            *(f"{BARE}\n</tool_call>\n{IN_TAGS}", f"```json\n{IN_TAGS}\n```\n", f"```\n{IN_TAGS}\n```"),
+            *(f"```xml\n{IN_TAGS}```", f"```xml\n<tool_call>\n{BARE}\n```", f"```xml\n{IN_TAGS}\n```"),
+            *(f"<tool_call>\n```json\n{BARE}\n```\n</tool_call>", f"<tool_call>\n```json\n{BARE}\n</tool_call>"),
+        )
+    },
+    "a fence around text": Transcript("```xml\n<tool_call>no\n```\n", content="```xml\n<tool_call>no\n```\n"),
+    "functions repeated": Transcript(f"<tools>\n{TOLD_OF}\n</tools>", content=f"<tools>\n{TOLD_OF}\n</tools>"),
+    "a list of tools": Transcript("<tools>\n<tool>x</tool>", content="<tools>\n<tool>x</tool>"),
+    "behind prose": Transcript(f"I will look.\n\n{BARE}\n", [ADD_1], "I will look.\n"),
+    "two behind prose": Transcript(f"I look.\n{BARE}\n{BARE}\n</tool_call>", [ADD_1, ADD_1], "I look."),
+    **{
+        f"no last call: {text}": Transcript(text, content=text)
+        for text in (
+            *(f"So:\n{BARE}\nThat is it.", f"So:\n{BARE.replace('add', 'sub')}", 'So:\n{"name": "add"}', "a\n\n{b"),
+            *(f"So: {BARE}", f"So:\n```python\n{BARE}\n```\n", f"So:\n{BARE[:-2]}", 'So:\n{"name": 1}\n', "So.\n"),
+        )
+    },
+    "Seed-OSS": Transcript(
+        "<seed:think>Hm.</seed:think>I look.\n"
+        + XML.replace("tool_call>", "seed:tool_call>")
+        + "\n<seed:tool_call>\n<function=get_time>\n</function>\n</seed:tool_call>",
+        [XML_CALL, TIME],
+        "I look.\n",
+        "Hm.",
+        template=SEED,
+    ),
+}
+UNCLOSED |= WRAPPED
+LONG_NAME = "mcp__server__" + "x" * 115
 WRITTEN = '{"name": "add", "arguments": {"a": 1, "b": {"c": "}</x>"}}}'
 WHOLE = ("add", {"a": 1, "b": {"c": "}</x>"}})
 NO_CALLS = (
@@ -265,9 +341,9 @@ def read(reader: Reader, text: str, size: int, *, cut: bool = False) -> Told:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 10**6])
-@pytest.mark.parametrize("name", [*FAMILIES, *LENIENT])
+@pytest.mark.parametrize("name", [*FAMILIES, *LENIENT, *UNCLOSED])
 def test_content_reasoning_and_calls(name: str, size: int) -> None:
-    expected = (FAMILIES | LENIENT)[name]
+    expected = (FAMILIES | LENIENT | UNCLOSED)[name]
     found = read(make(expected), expected.text, size)
     assert found.values == expected.calls
     assert (found.content, found.reasoning) == (expected.content, expected.reasoning)
@@ -344,6 +420,34 @@ def test_numbers_that_no_client_can_hold_are_strings_in_a_forced_call() -> None:
             CallReader(FUNCTIONS), '{"name": "add", "arguments": {"b": 1e400, "a": [-1e999, 1.5, null]}}', size
         )
         assert found.values == [("add", {"b": "1e400", "a": ["-1e999", 1.5, None]})]
+
+
+def test_a_call_in_reasoning_that_is_cut_is_reasoning() -> None:
+    text = f"So.\n{IN_TAGS}"
+    for size in (1, 10**6):
+        assert read(make(UNCLOSED["a call at once"]), text, size, cut=True) == Told("", text)
+
+
+def test_reasoning_is_passed_on_at_once() -> None:
+    reader = make(UNCLOSED["a call at once"])
+    pieces = ("I", " <b>", "<tool_", "x", "\n", "so<tool_call>", "no", "w", "</think>", "Y")
+    said = [told(reader.feed(text)) for text in pieces]
+    thoughts = ["I", " <b>", "", "<tool_x", "", "\nso", "<tool_call>no", "w", ""]
+    assert said == [*(Told("", each) for each in thoughts), Told("Y")]
+
+
+def test_text_behind_a_line_of_json_is_passed_on_at_once() -> None:
+    reader, line = make(Transcript("")), BARE.replace("1", '1, "text": "' + 300 * "x" + '"')
+    said = [told(reader.feed(text)).content for text in ("So:\n", line, "\n", "That", " is")]
+    assert said == ["So:", "", "", f"\n{line}\nThat", " is"]
+
+
+@pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if "add" in each.text])
+def test_names_may_be_as_long_as_bodies_allow(name: str) -> None:
+    text = re.sub(r"\badd\b", LONG_NAME, FAMILIES[name].text)
+    reader = TextReader({**FUNCTIONS, LONG_NAME: ADD}, marks_of(FAMILIES[name].template, {}, ()))
+    expected = [(LONG_NAME if called == "add" else called, values) for called, values in FAMILIES[name].calls]
+    assert read(reader, text, 7).values == expected
 
 
 PART = WRITTEN[:40]

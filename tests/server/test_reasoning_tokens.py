@@ -19,6 +19,7 @@ ANSWERS = {
     "reasons": f"<think>\n{THOUGHT}\n</think>\n\nIt is 4.",
     "reasons at once": f"<think>{THOUGHT}</think>It is 4.",
     "reasons alone": f"<think>\n{THOUGHT}\n",
+    "ends like a mark": f"<think>\n{THOUGHT} </thin",
     "does not": "It is 4.",
 }
 
@@ -39,11 +40,12 @@ def expected(model: OmniDraft, name: str) -> int:
     """The tokens that the tokenizer places within the reasoning."""
     text = ANSWERS[name]
     tokenizer: Any = model.target.tokenizer
-    start = text.find(THOUGHT)
+    thought = f"{THOUGHT} </thin" if "mark" in name else THOUGHT
+    start = text.find(thought)
     if start < 0:
         return 0
     places = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    return sum(begin < start + len(THOUGHT) and end > start for begin, end in places)
+    return sum(begin < start + len(thought) and end > start for begin, end in places)
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -40,6 +40,7 @@ ANSWERS = {
     f"{PARIS}\nThat was it.": "call text",
     f"Well.\n{PARIS}\nThen\n{ROME}\nDone.": "text call text call text",
     f"<think>Paris, then {ROME}.</think>\n\nI look.\n{PARIS}{call('now')}": "reasoning text call call",
+    f"<think>I look.\n{PARIS}": "reasoning call",
     call("note", text="one\n" * 30 + "</tool_call>"): "call",
     PARIS.replace("}}", "}"): "call",
     f"{PARIS.replace('}}', '}')}\nThat was it.": "call text",

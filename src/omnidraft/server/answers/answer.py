@@ -146,7 +146,8 @@ class Answer:
     @cached_property
     def reasoned(self) -> int:
         """Tokens of the answer's reasoning."""
-        return reasoning_tokens(self.task, self.finished.result.token_ids, self._thought)
+        result = self.finished.result
+        return reasoning_tokens(self.task, result.token_ids, self._thought, cut=result.finish_reason in CUTS)
 
     @property
     def made(self) -> int:
@@ -299,8 +300,8 @@ def timings(answers: Sequence[Answer]) -> dict[str, float]:
     return figures
 
 
-def reasoning_tokens(task: Task, ids: Sequence[int], length: int) -> int:
-    """How many of these tokens have text of the reasoning, which has `length` characters.
+def reasoning_tokens(task: Task, ids: Sequence[int], length: int, *, cut: bool) -> int:
+    """How many of these tokens have text of the reasoning, which has `length` characters, in an answer maybe `cut`.
 
     They are read one by one: the rounds that they came in have no say in it.
     """
@@ -311,11 +312,15 @@ def reasoning_tokens(task: Task, ids: Sequence[int], length: int) -> int:
     counted: set[int] = set()
     begins: list[int] = []  # places of the tokens in the text; one without text is of the character behind it
     read, told = "", 0
-    for token in ids:
-        begins.append(len(read))
-        new = text.feed([token])
-        read += new
-        reasoning = "".join(each.text for each in reader.feed(new) if isinstance(each, Reasoning))
+    for token in (*ids, None):
+        if token is None:
+            events = reader.end(cut=cut)
+        else:
+            begins.append(len(read))
+            new = text.feed([token])
+            read += new
+            events = reader.feed(new)
+        reasoning = "".join(each.text for each in events if isinstance(each, Reasoning))
         if not reasoning:
             continue
         start = read.rfind(reasoning)  # what is held back may follow it

@@ -16,12 +16,26 @@ from functools import partial
 from typing import Any, Protocol
 
 from omnidraft.server.reading.events import Call, Functions
-from omnidraft.server.reading.json_calls import MORE, NONE, Found, checked, loaded, mending, read_arguments, read_json
+from omnidraft.server.reading.json_calls import (
+    ARGUMENTS,
+    MORE,
+    NONE,
+    Found,
+    calls_in,
+    checked,
+    loaded,
+    may_be_calls,
+    mending,
+    read_arguments,
+    read_json,
+)
 from omnidraft.server.reading.scanning import GEMMA, PYTHON, scan, tokens
 
-NAME = r"[\w.-]{1,64}"
+NAME = r"[\w.-]{1,128}"  # as long as bodies may have them
 FUNCTION_MARK = "<function="
 END_MARK = "</tool_call>"
+LINE_MARK = '\n{"name"'
+WITH_ARGUMENTS = re.compile(rf'"(?:{"|".join(ARGUMENTS)})"\s*:')
 HEADER = re.compile(
     rf"\s*(?:function<｜tool▁sep｜>|functions\.)?({NAME}?)(?::\d+)?\s*"
     r"(?:<｜tool▁sep｜>|<\|tool_call_argument_begin\|>|\[CALL_ID\]\w+(?:\[ARGS\])?|\[ARGS\])?\s*(?:```json\s*)?(?=\{)"
@@ -107,6 +121,15 @@ def tagged(text: str, functions: Functions, close: Sequence[str], *, over: bool 
 def function_in_xml(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:
     """A function in XML, behind a `<function=` that stands alone."""
     return XML(f"{FUNCTION_MARK}{text}", functions, close, over=over).behind(-len(FUNCTION_MARK))
+
+
+def last_lines(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:  # noqa: ARG001
+    """Calls in JSON, with arguments, that end an answer of other text, behind a `{"name"` that begins a line."""
+    lines = LINE_MARK.lstrip() + text
+    if not over:
+        return MORE if may_be_calls(lines, functions) else NONE
+    calls = calls_in(lines, functions) if WITH_ARGUMENTS.search(lines) else None
+    return Found(calls, len(text)) if calls else NONE
 
 
 def named(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from omnidraft.server.reading import scanning
 from omnidraft.server.reading.events import Call
-from omnidraft.server.reading.scanning import JSON, begun, scan
+from omnidraft.server.reading.scanning import JSON, begins, begun, scan
 
 NAMES, ARGUMENTS = ("name", "function", "tool"), ("arguments", "parameters", "args", "input")
 BESIDE = (*NAMES, "id", "type")  # keys of a call without arguments
@@ -26,7 +26,10 @@ OPEN_STRING = re.compile(f"{scanning.STRING}?", re.DOTALL)  # which may go on
 LITERAL = re.compile(r"[^\s,\]}]+(?=[\s,\]}])")
 ATOM = re.compile(rf'{OPEN_STRING.pattern}|([^\s"{{}}\[\],:]+)', re.DOTALL)
 BETWEEN = re.compile(r"[\s,;]*")
+TAGS = ("<tool_call>", "</tool_call>")
+STRAY = re.compile(r"^(?:</?tool_call>|[ \n\t\r,;])+")  # between calls and behind them
 CONTROL = re.compile(r"[\x00-\x1f]")
+LAST_COMMA = re.compile(rf"(?P<string>{scanning.STRING})|,(?=\s*[}}\]])", re.DOTALL)
 IN_STRING = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 
 
@@ -81,8 +84,15 @@ def checked(found: Found) -> Found:
     """The same with arguments as JSON has them; what is whole is wrong where they are no object in JSON."""
     if found.end is None:
         return found
-    calls = [replace(call, arguments=mended(call.arguments)) for call in found.calls]
-    return replace(found, calls=calls) if all(isinstance(loaded(call.arguments), dict) for call in calls) else NONE
+    calls = [replace(call, arguments=_object_of(mended(call.arguments))) for call in found.calls]
+    return replace(found, calls=calls) if all(call.arguments for call in calls) else NONE
+
+
+def _object_of(text: str) -> str:
+    """An object in JSON, without commas behind last values; empty for anything else."""
+    if not isinstance(loaded(text), dict):
+        text = LAST_COMMA.sub(lambda match: match["string"] or "", text)
+    return text if isinstance(loaded(text), dict) else ""
 
 
 def cut_calls(found: Found) -> list[Call]:
@@ -93,7 +103,10 @@ def cut_calls(found: Found) -> list[Call]:
 
 
 def calls_in(text: str, names: Collection[str], *, cut: bool = False) -> list[Call] | None:
-    """The calls that a whole text is, in JSON and nothing else, the last one maybe `cut`; None for anything else."""
+    """The calls that a whole text is, in JSON and nothing else, the last one maybe `cut`; None for anything else.
+
+    Marks between and behind them say nothing more: the first may have lost its opening one.
+    """
     calls: list[Call] = []
     rest = text.strip()
     while rest:
@@ -102,8 +115,21 @@ def calls_in(text: str, names: Collection[str], *, cut: bool = False) -> list[Ca
             last = cut_calls(found) if cut else []
             return calls + last if last and last[-1].cut else None
         calls += found.calls
-        rest = rest[found.end :].lstrip(" \n\t\r,;")
+        rest = STRAY.sub("", rest[found.end :], count=1)
+        if cut and begins(rest, TAGS):
+            break
     return calls or None
+
+
+def may_be_calls(text: str, names: Collection[str]) -> bool:
+    """True where a longer text may be calls in JSON, and nothing else."""
+    rest = text
+    while rest and not begins(rest, TAGS):
+        found = checked(read_value(rest, names))
+        if found.end is None:
+            return not found.wrong
+        rest = STRAY.sub("", rest[found.end :], count=1)
+    return True
 
 
 def read_value(text: str, names: Collection[str]) -> Found:
@@ -182,6 +208,7 @@ def _object(text: str, at: int, names: Collection[str], *, within: bool = False)
     name = loaded(called[0]) if called is not None and called[1] else None
     unknown = called is not None and called[1] and not (isinstance(name, str) and name in names)
     lost = given is None and not found.values.keys() <= {*BESIDE}  # arguments that stand elsewhere
+    unknown |= {"parameters", "description"} <= found.values.keys()  # a function as it is told of, and no call
     if found.wrong or unknown or (found.end is not None and (name is None or lost)):
         return NONE
     arguments = _arguments(*given) if given is not None else "{}" if found.end is not None else ""

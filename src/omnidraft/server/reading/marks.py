@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from omnidraft.server.reading.call_formats import FUNCTION_MARK, Style, function_in_xml, gemma, named, python, tagged
+from omnidraft.server.reading.call_formats import (
+    FUNCTION_MARK,
+    LINE_MARK,
+    Style,
+    function_in_xml,
+    gemma,
+    last_lines,
+    named,
+    python,
+    tagged,
+)
 
 
 @dataclass(frozen=True)
@@ -19,9 +29,17 @@ class Region:
 
 
 FENCE = ("```",)
+TAG, END_TAG = "<tool_call>", ("</tool_call>",)
 REGIONS = (
-    Region("<tool_call>", ("</tool_call>",), tagged, always=True),  # Hermes, Qwen, GLM, Granite 4
-    Region(FUNCTION_MARK, ("</tool_call>",), function_in_xml),
+    Region(TAG, END_TAG, tagged, always=True),  # Hermes, Qwen, GLM, Granite 4
+    Region(f"{TAG}\n```json", ("```\n</tool_call>", *FENCE, *END_TAG), tagged, always=True),  # small models of these
+    *(
+        Region(f"```{word}\n{TAG}", ("</tool_call>\n```", "</tool_call>```", *END_TAG, *FENCE), tagged, always=True)
+        for word in ("xml", "json", "")
+    ),
+    *(Region(f"<{word}>", (f"</{word}>",), named, always=True) for word in ("tools", "function_call", "function-call")),
+    Region("<seed:tool_call>", ("</seed:tool_call>",), tagged),  # Seed-OSS
+    Region(FUNCTION_MARK, END_TAG, function_in_xml),
     Region("<|python_tag|>", ("<|eom_id|>", "<|eot_id|>"), named),  # Llama 3
     Region("[TOOL_CALLS]", (), named),  # Mistral
     Region("<|tool_call_start|>", ("<|tool_call_end|>",), python),  # LFM2
@@ -34,6 +52,7 @@ REGIONS = (
     Region("```tool_call", FENCE, named, always=True),
     Region("```tool_code", FENCE, python, always=True),
     Region("```\n", FENCE, named, always=True),
+    Region(LINE_MARK, (), last_lines, always=True),
 )
 THOUGHTS = (  # marks of reasoning
     ("<think>", "</think>"),

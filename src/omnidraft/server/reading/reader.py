@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from omnidraft.server.reading.call_formats import FENCE, FUNCTION_MARK, TOO_MANY, python, tagged
+from omnidraft.server.reading.call_formats import FENCE, FUNCTION_MARK, TOO_MANY, last_lines, python, tagged
 from omnidraft.server.reading.events import Arguments, Begin, End, Event, Functions, Reader, Reasoning, Text
 from omnidraft.server.reading.json_calls import Found, calls_in, cut_calls, quoted, read_value
 from omnidraft.server.reading.marks import Region, RegionMarks
-from omnidraft.server.reading.scanning import begun
+from omnidraft.server.reading.scanning import begins, begun
 
 # the first key of an object that may be a call
 FIRST = re.compile(r'\s*[\[{]?\s*\{?\s*"(?:name|function|tool|type|id|arguments|parameters|args)"')
@@ -37,12 +37,14 @@ class TextReader(Reader):
     ) -> None:
         super().__init__(functions, one=one)
         self._thoughts = marks.thoughts if reasons else ()
+        self._repeats = {close: open_ for open_, close in self._thoughts}
         self._held = ""
         self._close = thinking if reasons else None  # of the reasoning that is open
         self._region: Region | None = None  # that is open
         self._behind = False  # a call in it
         self._began = self._thought = False  # text; the end of reasoning
         self._reasoned = goes_on
+        self._maybe = False  # a call in reasoning, as far as it is there
         self._space = ""  # before text, with which it comes, if any does
         self._opens = {each.open: each for each in marks.regions} if functions else {}
         self._around = {*marks.around} if functions else set()
@@ -50,7 +52,7 @@ class TextReader(Reader):
 
     def _mark_ahead(self) -> None:
         """Look for the marks of calls from now on."""
-        self._marks = (*self._opens, *self._around)
+        self._marks = sorted({*self._opens, *self._around}, key=len, reverse=True)  # one may begin with another
         firsts = re.escape("".join(sorted({mark[0] for mark in self._marks})))
         self._begins = re.compile(f"[{firsts}]") if firsts else None  # some mark
         self._next = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
@@ -59,8 +61,12 @@ class TextReader(Reader):
         busy = self._held or not self._began or self._calls or self._region or self._close
         if not busy and (self._begins is None or not self._begins.search(text)):  # most of most answers
             return [Text(text)] if text else []
+        whole = self._held.rstrip().endswith(("}", ">"))
         self._held += text
-        if self._region is not None and len(self._held) > LONG and not MAY_END.search(text):
+        waits = self._maybe and str(self._close) not in self._held
+        if self._region is not None:
+            waits = self._region.style is not last_lines or not whole  # any text behind these says that they are none
+        if waits and len(self._held) > LONG and not MAY_END.search(text):
             return []
         return self._read(final=False)
 
@@ -77,7 +83,7 @@ class TextReader(Reader):
         while self._held or (self._region is not None and final):
             before = (self._held, self._close, self._region)
             if self._close is not None:
-                events += self._reasoning(self._close, final=final)
+                events += self._reasoning(self._close, final=final, cut=cut)
             elif self._region is None:
                 events += self._content(final=final, cut=cut)
             else:
@@ -86,19 +92,53 @@ class TextReader(Reader):
                 break
         return events
 
-    def _reasoning(self, close: str, *, final: bool) -> list[Event]:
-        place = self._held.find(close)
-        if place >= 0:
-            text, self._held, self._close = self._held[:place].rstrip(), self._held[place + len(close) :], None
-            self._thought = True
-        else:
-            length = len(self._held) - (0 if final else begun(self._held, (close,)))
-            length = len(self._held[:length].rstrip())
-            text, self._held = self._held[:length], "" if final else self._held[length:]
+    def _reasoning(self, close: str, *, final: bool, cut: bool) -> list[Event]:
+        """Reasoning up to its end; where the answer ends with it, a call in it is one."""
         if not self._reasoned:
-            text = text.lstrip()
+            self._held = self._held.lstrip()
+            open_ = self._repeats[close]
+            if self._held.startswith(open_):  # as the prompt ends
+                self._held = self._held[len(open_) :]
+                return []
+            if not final and open_.startswith(self._held):
+                return []
+        text = self._held
+        end = text.find(close)
+        answers = end >= 0 and bool(text[end + len(close) :].strip())
+        place = end if end >= 0 else len(text) - (0 if final else begun(text, (close,)))
+        mark = None if answers or (final and cut) else self._next.search(text, 0, place)
+        if mark is None and end >= 0:
+            self._held, self._close, self._thought, self._maybe = text[end + len(close) :], None, True, False
+            return self._thoughts_told(text[:end].rstrip())
+        if mark is None:
+            place -= 0 if final else begun(text[:place], self._marks)
+            place = len(text[:place].rstrip())
+            self._held = "" if final else text[place:]
+            return self._thoughts_told(text[:place])
+        called = self._call_ahead(text[mark.start() : place], over=final)
+        self._maybe = called is not False
+        if not self._maybe:
+            self._held = text[mark.end() :]
+            return self._thoughts_told(text[: mark.end()])
+        before = text[: mark.start()].rstrip()
+        self._held = text[len(before) :]
+        if final:
+            self._held, self._close, self._thought = text[mark.start() : place], None, True
+        return self._thoughts_told(before)
+
+    def _thoughts_told(self, text: str) -> list[Event]:
         self._reasoned |= bool(text)
         return [Reasoning(text)] if text else []
+
+    def _call_ahead(self, text: str, *, over: bool) -> bool | None:
+        """Whether a text that begins with a mark is a call; None where more of it decides."""
+        while (mark := self._next.match(text)) is not None and (over or not begins(text, self._marks)):
+            text = text[mark.end() :]
+            if (region := self._opens.get(mark[0])) is not None:
+                found = region.style(text, self._functions, region.close, over=over)
+                return True if found.end is not None else False if found.wrong or over else None
+            text = text.lstrip()
+        return None if not over and begins(text, self._marks) else False
 
     def _call(self, region: Region, *, final: bool, cut: bool) -> list[Event]:
         """The next calls in an open region; the mark of one without any is text."""
@@ -124,12 +164,12 @@ class TextReader(Reader):
         """Where another call may begin in a region; None where the region is over, or more text decides."""
         self._held = TOO_MANY.sub("", self._held, count=1)
         rest = self._held.lstrip()
+        if not final and begins(rest, region.close):
+            return None
         for mark in region.close:
             if rest.startswith(mark):
                 self._held, self._region, self._behind = rest[len(mark) :], None, False
                 return None
-        if not final and any(mark.startswith(rest) for mark in region.close):
-            return None
         rest = rest.lstrip(" \n\t\r,;")
         if rest[:1] in ("{", "[") or (region.style is tagged and rest.startswith(FUNCTION_MARK[: len(rest) or 1])):
             return len(self._held) - len(rest)
@@ -186,7 +226,10 @@ class TextReader(Reader):
             safe = len(text) - (begun(text, self._marks) if busy else 0)
             self._held = text[safe:]
             return self._out(text[:safe])
-        self._region, self._held = self._opens.get(mark[0]), text[mark.end() :]
+        if not final and begins(text[mark.start() :], self._marks):
+            self._held = text[mark.start() :]
+        else:
+            self._region, self._held = self._opens.get(mark[0]), text[mark.end() :]
         return self._out(text[: mark.start()])
 
     def _out(self, text: str) -> list[Event]:

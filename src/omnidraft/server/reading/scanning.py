@@ -70,3 +70,8 @@ def begun(text: str, marks: Sequence[str]) -> int:
             place = tail.find(mark[0], place + 1)
         longest = max(longest, len(tail) - place if place >= 0 else 0)
     return longest
+
+
+def begins(text: str, marks: Sequence[str]) -> bool:
+    """True where a text is the beginning of a mark, less than all of it."""
+    return any(len(mark) > len(text) and mark.startswith(text) for mark in marks)
