@@ -16,6 +16,7 @@ from omnidraft.server.requests import response_bodies as r
 from omnidraft.server.requests.fields import Media
 from omnidraft.server.requests.replays import Replay, answered
 from omnidraft.server.requests.sampling_options import agreed
+from omnidraft.server.requests.tool_results import name_results
 from omnidraft.server.running.served_model import ServedModel
 
 EFFORT, THINKING = "reasoning_effort", "enable_thinking"
@@ -67,6 +68,7 @@ def of_chat(body: p.ChatRequest) -> Prompt:
             _complete(entry, message, f"messages[{place}]", prompt)
         _optional(entry, "name", message.name, f"messages[{place}].name", prompt)
         prompt.messages.append(entry)
+    name_results(prompt.messages)
     _add_variables(body, prompt)
     _check_end(body, prompt)
     if body.continue_final_message or body.add_generation_prompt is False:
@@ -114,6 +116,7 @@ def of_response(body: r.ResponseRequest) -> Prompt:
             _reason(messages[-1], thoughts, prompt)
             thoughts = {}
     prompt.dropped += thoughts
+    name_results(messages)
     if not messages:
         raise ApiError(400, "input holds no message: add one", param="input")
     _add_variables(body, prompt)

@@ -22,7 +22,7 @@ from omnidraft.server.requests.grammar_options import grammar_options
 from omnidraft.server.requests.messages import Prompt, encoded, of_chat, of_response
 from omnidraft.server.requests.response_formats import form_of, form_of_format
 from omnidraft.server.requests.sampling_options import one_of, sampling_of, unstreamed
-from omnidraft.server.requests.tool_instructions import instructed, of_fewer_roles
+from omnidraft.server.requests.tool_instructions import alternatives, instructed
 from omnidraft.server.requests.tools import tools_of
 from omnidraft.server.running.request_queue import Task
 from omnidraft.server.running.served_model import ServedModel
@@ -203,14 +203,14 @@ def _encoded(
 ) -> tuple[Prompt, list[int]]:
     """The prompt with functions, and its token ids; raises ApiError.
 
-    Where the template refuses its roles, it has fewer of them.
+    Where the template refuses it, it has short ids of calls, or fewer roles.
     """
     if functions:
         prompt.variables["tools"] = [{"type": "function", "function": each} for each in functions.values()]
     try:
         return prompt, prompt.encode(served)
     except ApiError:
-        for other in of_fewer_roles(prompt):
+        for other in alternatives(prompt):
             with suppress(ApiError):
                 return other, other.encode(served)
         raise
