@@ -161,7 +161,11 @@ class Lines(Reply):
         message: dict[str, Any] = {"role": "assistant", "content": content} | thinking
         if calls:
             message["tool_calls"] = [
-                {"function": {"index": call.number, "name": call.name, "arguments": call.values}} for call in calls
+                {
+                    "id": call.call_id,
+                    "function": {"index": call.number, "name": call.name, "arguments": call.values},
+                }
+                for call in calls
             ]
         return head | {"message": message}
 
