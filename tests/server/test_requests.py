@@ -248,6 +248,13 @@ def test_prompts_are_held_to_their_limit(brief: At) -> None:
     assert brief.post(TEXTS, {"prompt": [5] * 400}).status_code == 200
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (TEXTS, TEXT), (RESPONSES, RESPONSE)])
+def test_an_empty_stop_string_is_as_good_as_none(brief: At, path: str, body: dict[str, Any]) -> None:
+    answered = brief.post(path, {**body, "stop": ""})
+    assert answered.status_code == 200, answered.text
+    assert "stop" not in answered.json().get("omnidraft", {}).get("ignored", [])
+
+
 def test_tokens_of_a_text_and_back(server: At) -> None:
     found = server.post("/tokenize", {"content": "Grüße, 12 pens"}).json()["tokens"]
     assert server.post("/detokenize", {"tokens": found}).json()["content"] == "Grüße, 12 pens"

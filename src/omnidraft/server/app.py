@@ -116,7 +116,7 @@ class Server:
 
         async def answer(request: Request) -> Response:
             api, asked = await receive(request, self._limit, take)
-            if api.idle is not None and (said := api.idle(asked.body)) is not None:
+            if api.idle is not None and (said := api.idle(asked)) is not None:
                 return _told(said, self.chosen(asked)[1])
             batch = await self.begin(request, asked, api.make)
             reply = api.reply(batch, asked)
@@ -325,7 +325,7 @@ class Api(NamedTuple):
     make: Make
     reply: Callable[[RequestAnswers, Received[Any]], Reply]
     streams: bool = False  # where the body does not say
-    idle: Callable[[Any], dict[str, Any] | None] | None = None  # what is said to a body with nothing to answer
+    idle: Callable[[Received[Any]], dict[str, Any] | None] | None = None  # what a body is told that asks nothing
 
 
 APIS = {

@@ -33,10 +33,15 @@ class Prompt:
     optional: dict[str, list[str]] = field(default_factory=dict)  # of a message's optional key
     dropped: list[str] = field(default_factory=list)  # paths of what is not given to the template at all
     controls: dict[str, Any] = field(default_factory=dict)  # how the template ends
+    before: Sequence[int] = ()  # token ids of the conversation so far
 
     def encode(self, served: ServedModel) -> list[int]:
         """Token ids; raises ApiError."""
-        return encoded(served, self.messages, self.variables | self.controls, self.where)
+        ids = encoded(served, self.messages, self.variables | self.controls, self.where)
+        first = served.model.vocab.first
+        if self.before and ids[: len(first)] == [*first]:  # they begin a text, and this goes on
+            ids = ids[len(first) :]
+        return [*self.before, *ids]
 
     def unread(self, words: Collection[str]) -> list[str]:
         """The paths of what a template that is made of these words does not read."""

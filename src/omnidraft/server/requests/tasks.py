@@ -34,11 +34,12 @@ LENGTH_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict")
 LOGPROBS = "message.output_text.logprobs"
 
 
-def chat_tasks(body: p.ChatRequest, served: ServedModel, settings: Serving) -> list[Task]:
-    """The task of a chat; raises ApiError."""
+def chat_tasks(body: p.ChatRequest, served: ServedModel, settings: Serving, before: Sequence[int] = ()) -> list[Task]:
+    """The task of a chat, which goes on after the token ids `before`; raises ApiError."""
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true: set it", param="top_logprobs")
-    prompt, form = of_chat(body), form_of(body)
+    check_ids(before, served.model.target.lm.vocab_size, "context")
+    prompt, form = replace(of_chat(body), before=before), form_of(body)
     asked = sampling_of(body, settings, settings.max_tokens, *LENGTH_FIELDS)
     asked["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     _check_count(served, settings, body, asked, 1)
@@ -131,13 +132,17 @@ def tasks_of(
     served: ServedModel,
     settings: Serving,
     ignored: Sequence[str] = (),
+    before: Sequence[int] = (),
 ) -> list[Task]:
-    """The tasks of a body that another API's was made into; raises ApiError, with the names of that API."""
+    """The tasks of a body that another API's was made into; raises ApiError, with the names of that API.
+
+    A chat goes on after the token ids `before`.
+    """
     try:
         received = read(sent, kind)
         body = received.body
         if isinstance(body, p.ChatRequest):
-            tasks = chat_tasks(body, served, settings)
+            tasks = chat_tasks(body, served, settings, before)
         else:
             tasks = completion_tasks(body, served, settings)
     except ApiError as error:
