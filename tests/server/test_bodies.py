@@ -16,7 +16,7 @@ from omnidraft.server.apis.llama_server_bodies import LlamaCompletion, LlamaInfi
 from omnidraft.server.apis.ollama_bodies import OllamaChat, OllamaGenerate, OllamaPull, OllamaShow
 from omnidraft.server.errors import ApiError
 from omnidraft.server.requests import chat_bodies as p
-from omnidraft.server.requests.bodies import read
+from omnidraft.server.requests.bodies import VALUES, read
 from omnidraft.server.requests.fields import Body, ChatSchemaFormat
 from omnidraft.server.requests.response_bodies import ResponseRequest
 from omnidraft.server.requests.unsupported_parameters import OFF, SAME
@@ -178,6 +178,13 @@ def test_where_a_body_stops_being_json_is_said(server: At, content: bytes, words
     refused = send(server, content)
     assert refused.status_code == 400, refused.text
     assert words in refused.json()["error"]["message"]
+
+
+def test_a_body_of_too_many_values_is_refused_before_it_is_read(server: At) -> None:
+    """A thread that reads it would hold up all others, as it would not one long text."""
+    refused = send(server, b'{"prompt": [' + b"1," * (VALUES + 1) + b"1]}")
+    assert refused.status_code == 413, refused.text
+    assert refused.json()["error"]["message"] == f"the body may hold more than {VALUES} values: send fewer"
 
 
 def test_packed_bodies_are_read(server: At) -> None:

@@ -22,6 +22,7 @@ from omnidraft.server.requests.unsupported_parameters import TEXT_ALONE, check
 
 BodyT = TypeVar("BodyT", bound=base.Body)
 TakenT = TypeVar("TakenT")
+VALUES = 2**20  # of a body, at most: Python reads them in one go, in which no other thread runs
 CONVERSATION = ("messages", "input", "prompt")
 ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # with the windows that zlib wants for them
 MEDIA = re.compile(r"(?:input_|output_)?(?:image|audio|video|file|document|media)(?:_url)?")
@@ -139,6 +140,8 @@ def _parsed(data: bytes) -> Any:
             raise ApiError(400, why, code="invalid_json")
         return value
 
+    if data.count(b",") > VALUES:  # those in texts, too: no context is as long as such a text
+        raise ApiError(413, f"the body may hold more than {VALUES} values: send fewer")
     try:
         text = data.decode(json.detect_encoding(data))
     except UnicodeDecodeError as error:
