@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from types import SimpleNamespace
@@ -315,6 +316,26 @@ def test_a_part_of_the_answer_that_is_cut_is_incomplete_and_no_other() -> None:
     ):
         found = said(replayed("Hermes", TAGGED, cut=True), [[text], [*text]])
         assert [each[-1] for each in found["responses"][:-1]] == states
+
+
+def test_calls_of_ollama_have_ids() -> None:
+    text = f"{FIRST}{FIRST}"
+    lines, whole = APIS["ollama"].sent(replayed("Hermes", TAGGED), [text])
+    streamed = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    assert streamed == whole["message"]["tool_calls"]
+    ids = [call["id"] for call in streamed]
+    assert len(set(ids)) == 2
+    assert all(re.fullmatch("call_[0-9a-f]{24}", each) for each in ids)
+
+
+def test_reasoning_is_signed_when_it_is_complete() -> None:
+    events, whole = APIS["messages"].sent(replayed("Hermes", TAGGED), ["<think>Hm", ".</think>", "So"])
+    (signed,) = (place for place, each in enumerate(events) if each.get("delta", {}).get("type") == "signature_delta")
+    assert events[signed]["delta"]["signature"] == whole["content"][0]["signature"] != ""
+    assert events[signed + 1] == {"type": "content_block_stop", "index": 0}
+    (begun, _) = (each["content_block"] for each in events if each["type"] == "content_block_start")
+    assert begun == {"type": "thinking", "thinking": "", "signature": ""}
+    assert "signature" not in whole["content"][1]
 
 
 def test_reasoning_is_over_before_the_text_begins() -> None:

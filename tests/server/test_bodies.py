@@ -16,7 +16,7 @@ from omnidraft.server.apis.llama_server_bodies import LlamaCompletion, LlamaInfi
 from omnidraft.server.apis.ollama_bodies import OllamaChat, OllamaGenerate, OllamaPull, OllamaShow
 from omnidraft.server.errors import ApiError
 from omnidraft.server.requests import chat_bodies as p
-from omnidraft.server.requests.bodies import read
+from omnidraft.server.requests.bodies import VALUES, read
 from omnidraft.server.requests.fields import Body, ChatSchemaFormat
 from omnidraft.server.requests.response_bodies import ResponseRequest
 from omnidraft.server.requests.unsupported_parameters import OFF, SAME
@@ -24,7 +24,7 @@ from support.serving import PATIENT, At, user
 
 CHATS = "/v1/chat/completions"
 TEXT = {"model": "zoo:target-a", "prompt": "x", "max_tokens": 1}
-LIMIT = 2 * 2**20  # of the server under test
+LIMIT = 32 * 2**20  # of the server under test
 Chat, Text, Answered = p.ChatRequest, p.CompletionRequest, ResponseRequest
 
 
@@ -119,6 +119,15 @@ def test_what_would_change_an_answers_meaning_is_refused_with_a_fix() -> None:
     assert read(GOOD[p.ChatRequest] | {"modalities": ["text"]}, p.ChatRequest).ignored == ["modalities"]
 
 
+def test_a_screenshot_in_a_history_is_read_but_not_kept() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "a" * 99}
+    shown = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": source}]}
+    received = read({"messages": [*user("x"), {"role": "user", "content": [shown]}]}, MessagesRequest)
+    assert received.ignored == []
+    assert "[image: not shown" in received.body.messages[1].content[0].content[0].text  # type: ignore[union-attr]
+    assert "aaa" not in f"{received}"
+
+
 def test_whatever_else_is_unknown_is_ignored_and_named() -> None:
     for kind, body in GOOD.items():
         assert read(body | {"colour": {"a": 1}, "none": None, "~": 0}, kind).ignored[-2:] == ["colour", "~"], kind
@@ -171,6 +180,13 @@ def test_where_a_body_stops_being_json_is_said(server: At, content: bytes, words
     assert words in refused.json()["error"]["message"]
 
 
+def test_a_body_of_too_many_values_is_refused_before_it_is_read(server: At) -> None:
+    """A thread that reads it would hold up all others, as it would not one long text."""
+    refused = send(server, b'{"prompt": [' + b"1," * (VALUES + 1) + b"1]}")
+    assert refused.status_code == 413, refused.text
+    assert refused.json()["error"]["message"] == f"the body may hold more than {VALUES} values: send fewer"
+
+
 def test_packed_bodies_are_read(server: At) -> None:
     body = json.dumps(TEXT).encode()
     plain = send(server, body).json()["choices"]
@@ -178,6 +194,16 @@ def test_packed_bodies_are_read(server: At) -> None:
     assert send(server, gzip.compress(body[:9]) + gzip.compress(body[9:]), Content_Encoding="gzip").status_code == 200
     assert send(server, zlib.compress(body), Content_Encoding="deflate").json()["choices"] == plain
     assert send(server, body, Content_Encoding="identity").status_code == 200
+
+
+def test_a_conversation_with_screenshots_is_taken(server: At) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "a" * 9 * 2**20}
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    shown = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": source}]}
+    turns = [*user("x"), {"role": "assistant", "content": [call]}, {"role": "user", "content": [shown]}]
+    counted = server.post("/v1/messages/count_tokens", {"model": "chat", "messages": turns})
+    assert counted.status_code == 200, counted.text
+    assert counted.json()["input_tokens"] < 100
 
 
 @pytest.mark.parametrize(

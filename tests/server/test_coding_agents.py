@@ -54,7 +54,7 @@ def agent(file: Path, tmp_path: Path) -> Iterator[At]:
         results = prompt.count("<|im_start|>tool")
         return f"<tool_call>{json.dumps(calls[results])}</tool_call>" if results < len(calls) else DONE
 
-    with serving_script(with_tools(tmp_path / "chat"), script, max_body_mb=20) as at:
+    with serving_script(with_tools(tmp_path / "chat"), script) as at:
         yield at
 
 

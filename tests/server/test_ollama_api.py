@@ -197,6 +197,73 @@ def test_a_raw_prompt_goes_on_with_an_answer(server: At, client: ollama.Client) 
     assert raw.response == client.chat(model="chat", messages=BEGUN, options=options).message.content
 
 
+# ---------------------------------------------------------------- prompts without messages
+
+
+def generate(server: At, **body: Any) -> Any:
+    asked = {"model": "chat", "prompt": QUESTION, "stream": False, "options": {"temperature": 0, "num_predict": 12}}
+    answered = server.post("/api/generate", asked | body)
+    assert answered.status_code == 200, answered.text
+    return answered.json()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_goes_on_after_its_context(server: At, stream: bool) -> None:
+    last = server.post("/api/generate", {"model": "chat", "prompt": "Hi.", "stream": stream, "options": OPTIONS})
+    context = json.loads(last.text.splitlines()[-1])["context"]
+    said = server.post("/detokenize", {"model": "chat", "tokens": context}).json()["content"]
+    assert "Hi." in said
+    made = generate(server, context=context)
+    ids = server.post("/tokenize", {"model": "chat", "messages": user(QUESTION)}).json()["tokens"]
+    asked = {"model": "chat", "prompt": [*context, *ids], "max_tokens": 12, "temperature": 0}
+    assert made["response"] == server.post("/v1/completions", asked).json()["choices"][0]["text"]
+    assert made["prompt_eval_count"] == len(context) + len(ids)
+    assert made["context"][: len(context) + len(ids)] == [*context, *ids]
+    assert len(made["context"]) == made["prompt_eval_count"] + made["eval_count"]
+    assert "context" not in made.get("omnidraft", {}).get("ignored", [])
+    assert generate(server, context=[])["response"] == generate(server)["response"]
+
+
+def test_a_context_that_cannot_be_is_named(server: At) -> None:
+    asked: dict[str, Any] = {"model": "chat", "prompt": "x", "stream": False}
+    for change, words in (
+        ({"context": [10**8]}, "context[0] is 100000000; the target has ids below"),
+        ({"context": [5] * 5000}, "the prompt is too long"),
+        ({"context": ["x"]}, 'context[0] is "x"'),
+        ({"context": [5], "raw": True}, "context needs a chat template"),
+    ):
+        refused = server.post("/api/generate", asked | change)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"].startswith(words)
+
+
+def test_a_raw_prompt_takes_what_needs_no_template(server: At) -> None:
+    plainly = generate(server, raw=True)
+    assert "context" not in plainly
+    assert generate(server, raw=True, think=False)["response"] == plainly["response"]
+    for level in (True, "high"):
+        refused = server.post("/api/generate", {"model": "chat", "prompt": "x", "raw": True, "think": level})
+        assert refused.json()["error"] == "think needs a chat template: leave out raw and suffix"
+    ruled = generate(server, raw=True, system="Be short.")
+    assert (ruled["response"], ruled["omnidraft"]["ignored"]) == (plainly["response"], ["system"])
+    form = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    made = generate(server, raw=True, format=form)["response"]
+    asked = {"model": "chat", "prompt": QUESTION, "max_tokens": 12, "temperature": 0}
+    asked["response_format"] = {"type": "json_object", "schema": form}
+    assert made == server.post("/v1/completions", asked).json()["choices"][0]["text"]
+    assert made.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+@pytest.mark.parametrize(
+    ("kept", "reason"), [(0, "unload"), ("0s", "unload"), (300, "load"), (-1, "load"), ([], "load")]
+)
+def test_a_model_is_said_to_be_unloaded_where_that_is_asked_for(server: At, path: str, kept: Any, reason: str) -> None:
+    told = server.post(path, {"model": "chat", "keep_alive": kept}).json()
+    assert (told["done"], told["done_reason"]) == (True, reason)
+    assert told["omnidraft"]["ignored"] == ["keep_alive"]
+
+
 # ---------------------------------------------------------------- log-probabilities, times, downloads
 
 

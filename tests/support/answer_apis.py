@@ -133,7 +133,11 @@ def _of_message_events(events: list[dict[str, Any]]) -> Said:
         elif kind == "content_block_delta":
             assert is_open
             assert event["index"] == len(blocks) - 1
-            (parts,) = [[*parts, value] for name, value in event["delta"].items() if name != "type"]
+            assert not blocks[-1].get("signature")  # which comes last
+            if event["delta"]["type"] == "signature_delta":
+                blocks[-1]["signature"] = event["delta"]["signature"]
+            else:
+                (parts,) = [[*parts, value] for name, value in event["delta"].items() if name != "type"]
         elif kind == "content_block_stop":
             assert is_open
             assert event["index"] == len(blocks) - 1
@@ -151,6 +155,8 @@ def _of_message_events(events: list[dict[str, Any]]) -> Said:
 def _block(block: Mapping[str, Any]) -> tuple[Any, ...]:
     if block["type"] == "tool_use":
         return "call", block["name"], block["input"]
+    if block["type"] == "thinking":
+        assert block["signature"]
     return ("text", block["text"]) if block["type"] == "text" else ("reasoning", block["thinking"])
 
 

@@ -35,7 +35,7 @@ from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests import fields as base
 from omnidraft.server.requests import response_bodies as r
 from omnidraft.server.requests import tasks
-from omnidraft.server.requests.bodies import Received, described, parsed, read, receive, taking
+from omnidraft.server.requests.bodies import Received, described, read, receive, taking
 from omnidraft.server.running.metrics import CONTENT_TYPE, Metrics
 from omnidraft.server.running.request_queue import Scheduler, Task
 from omnidraft.server.running.served_model import Log, ServedModel
@@ -95,7 +95,7 @@ class Server:
 
     async def received(self, request: Request, kind: type[AnyT]) -> Received[AnyT]:
         """The body of a request; raises ApiError."""
-        return await receive(request, kind, self._limit)
+        return await receive(request, self._limit, lambda raw: read(raw, kind))
 
     async def begin(self, request: Request, asked: Received[Any], make: Make) -> RequestAnswers:
         """Queue a request; raises ApiError."""
@@ -110,11 +110,13 @@ class Server:
     def answering(self, usual: Api, native: Api | None = None) -> Endpoint:
         """The endpoint of an API, and of llama-server's `native` one for bodies that have its name of the length."""
 
-        async def answer(request: Request) -> Response:
-            raw = await parsed(request, self._limit)
+        def take(raw: Any) -> tuple[Api, Received[Any]]:
             api = native if native and isinstance(raw, dict) and raw.get("n_predict") is not None else usual
-            asked: Received[Any] = read(raw, api.body)
-            if api.idle is not None and (said := api.idle(asked.body)) is not None:
+            return api, read(raw, api.body)
+
+        async def answer(request: Request) -> Response:
+            api, asked = await receive(request, self._limit, take)
+            if api.idle is not None and (said := api.idle(asked)) is not None:
                 return _told(said, self.chosen(asked)[1])
             batch = await self.begin(request, asked, api.make)
             reply = api.reply(batch, asked)
@@ -323,7 +325,7 @@ class Api(NamedTuple):
     make: Make
     reply: Callable[[RequestAnswers, Received[Any]], Reply]
     streams: bool = False  # where the body does not say
-    idle: Callable[[Any], dict[str, Any] | None] | None = None  # what is said to a body with nothing to answer
+    idle: Callable[[Received[Any]], dict[str, Any] | None] | None = None  # what a body is told that asks nothing
 
 
 APIS = {

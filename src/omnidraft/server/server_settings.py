@@ -82,7 +82,7 @@ class Serving(Settings):
     max_prompt_tokens: int | None = integer(
         None, "maximum tokens of a prompt", low=1, none="what the target holds", fix="leave it out"
     )
-    max_body_mb: float = number(2.0, "maximum size of a request in MB", low=0.001, high=1024, fix="use 2")
+    max_body_mb: float = number(32, "maximum size of a request in MB", low=0.001, high=1024, fix="use 32")
     body_timeout_s: float = number(30, "seconds to receive a request in", low=0.1, high=3600, fix="use 30")
     max_cache_mb: float | None = number(
         None,

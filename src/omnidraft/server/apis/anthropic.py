@@ -236,6 +236,8 @@ class Messages(Reply):
                 kind, name = DELTAS[item.kind]
                 yield _event("content_block_delta", **place, delta={"type": kind, name: change.text})
             if change.ends:
+                if item.kind == "reasoning":  # is signed when it is complete
+                    yield _event("content_block_delta", **place, delta={"type": "signature_delta"} | _signed(item))
                 yield _event("content_block_stop", **place)
 
     def _end(self) -> dict[str, Any]:
@@ -276,7 +278,14 @@ def _block(item: Item) -> dict[str, Any]:
 
 def _filled(item: Item) -> dict[str, Any]:
     """What a block of content comes to."""
-    return {"input": item.values} if item.kind == "call" else {DELTAS[item.kind][1]: item.text}
+    if item.kind == "call":
+        return {"input": item.values}
+    return {DELTAS[item.kind][1]: item.text} | (_signed(item) if item.kind == "reasoning" else {})
+
+
+def _signed(item: Item) -> dict[str, str]:
+    """The signature of reasoning: clients send back what has one; here it says nothing, and is not read."""
+    return {"signature": item.id}
 
 
 def _event(kind: str, **rest: Any) -> bytes:

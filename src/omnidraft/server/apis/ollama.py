@@ -23,6 +23,7 @@ from omnidraft.server.server_settings import Serving
 VERSION = "0.24.0"  # of Ollama, whose API this is: clients refuse what is too old for them
 RUNNING = "Ollama is running"  # by which its clients know that it is there
 LATEST = ":latest"  # a tag that a model may have beside its name
+UNLOAD = (0, "0", "0s", "0m", "0h")  # times for which a model is kept
 ABILITIES = {"tools": "tools", "thinking": "think"}  # and a word of templates that have a place for them
 OPTIONS = {  # by what a chat calls them
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "repeat_last_n")},
@@ -50,24 +51,24 @@ def chat_of(body: OllamaChat, served: ServedModel, settings: Serving) -> list[Ta
 def generate_of(body: OllamaGenerate, served: ServedModel, settings: Serving) -> list[Task]:
     """The task of a prompt; raises ApiError."""
     completion = _asked(body)
-    if body.raw or body.suffix:
+    if body.plain:
         taken = {"prompt": body.prompt, **({"suffix": body.suffix} if body.suffix else {})}
-        wrong = next((name for name in ("response_format", "enable_thinking") if name in completion), None)
-        if wrong is not None:
-            name = {"response_format": "format"}.get(wrong, "think")
-            raise ApiError(400, f"{name} needs a chat template: leave out raw and suffix", param=name)
+        if (wrong := next((name for name in ("think", "context") if getattr(body, name)), None)) is not None:
+            raise ApiError(400, f"{wrong} needs a chat template: leave out raw and suffix", param=wrong)
+        completion.pop("enable_thinking", None)
         completion.setdefault("max_tokens", -1)
         if body.logprobs:
             completion["logprobs"] = completion.pop("top_logprobs")
         return tasks_of(completion | taken, p.CompletionRequest, PATHS, served, settings, _unused(body))
     system = [{"role": "system", "content": body.system}] if body.system else []
     completion["messages"] = [*system, {"role": "user", "content": body.prompt}]
-    return tasks_of(completion, p.ChatRequest, PATHS, served, settings, _unused(body))
+    return tasks_of(completion, p.ChatRequest, PATHS, served, settings, _unused(body), body.context or ())
 
 
 def _unused(body: Asked) -> list[str]:
-    """The options that say how Ollama runs a model, and a number of log-probabilities that are not asked for."""
+    """The options that say how Ollama runs a model, and what has no effect without another field, or beside it."""
     unasked = ["top_logprobs"] if body.top_logprobs and not body.logprobs else []
+    unasked += ["system"] if isinstance(body, OllamaGenerate) and body.plain and body.system else []
     return [*(f"options.{name}" for name in body.options or {} if name not in OPTIONS.values()), *unasked]
 
 
@@ -161,7 +162,11 @@ class Lines(Reply):
         message: dict[str, Any] = {"role": "assistant", "content": content} | thinking
         if calls:
             message["tool_calls"] = [
-                {"function": {"index": call.number, "name": call.name, "arguments": call.values}} for call in calls
+                {
+                    "id": call.call_id,
+                    "function": {"index": call.number, "name": call.name, "arguments": call.values},
+                }
+                for call in calls
             ]
         return head | {"message": message}
 
@@ -175,9 +180,12 @@ class Lines(Reply):
         return {"logprobs": told}
 
     def _end(self) -> dict[str, Any]:
-        answer, beside = self.answer, self.answer.beside
+        answer, beside, body = self.answer, self.answer.beside, self.asked.body
         read, written = (round(1e6 * beside["timings"][f"{name}_ms"]) for name in ("prompt", "predicted"))
         waited = max(1, round(1e9 * answer.task.age) - read - written)  # for a lane, and for other requests' rounds
+        context: dict[str, Any] = {}  # by which the next request goes on with the conversation
+        if isinstance(body, OllamaGenerate) and not body.plain:
+            context["context"] = [*answer.task.ids, *answer.finished.result.token_ids]
         return {
             "done": True,
             "done_reason": "length" if answer.finish == "length" else "stop",
@@ -187,15 +195,20 @@ class Lines(Reply):
             "prompt_eval_duration": read,
             "eval_count": answer.usage["completion"],
             "eval_duration": written,
-        } | beside
+        } | (context | beside)
 
 
-def loaded(body: OllamaChat | OllamaGenerate) -> dict[str, Any] | None:
-    """The answer to a request without anything to answer, by which clients have a model loaded; None to any other."""
+def loaded(asked: Received[OllamaChat | OllamaGenerate]) -> dict[str, Any] | None:
+    """The answer to a request without anything to answer, by which clients have a model loaded; None to any other.
+
+    Those that keep it for no time want it unloaded, and wait for the word.
+    """
+    body = asked.body
     if body.messages if isinstance(body, OllamaChat) else body.prompt:
         return None
     said = {"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChat) else {"response": ""}
-    return {"model": body.model, "created_at": now(), **said, "done": True, "done_reason": "load"}
+    reason = "unload" if asked.raw.get("keep_alive") in UNLOAD else "load"
+    return {"model": body.model, "created_at": now(), **said, "done": True, "done_reason": reason}
 
 
 def pulled(name: str, known: Sequence[str]) -> list[dict[str, str]]:

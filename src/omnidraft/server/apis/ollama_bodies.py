@@ -40,12 +40,21 @@ class OllamaChat(Asked):
 
 
 class OllamaGenerate(Asked):
-    """Body of `/api/generate`; `raw`: the prompt is no user's words, but the text to go on with."""
+    """Body of `/api/generate`; `raw`: the prompt is no user's words, but the text to go on with.
+
+    `context`: the token ids of the conversation so far, as an answer before told them.
+    """
 
     prompt: str = ""
     system: str | None = None
     suffix: str | None = None
     raw: bool | None = None
+    context: list[base.Token] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True of a prompt that no chat template is for."""
+        return bool(self.raw or self.suffix)
 
 
 class OllamaShow(base.Body):

@@ -13,6 +13,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from fastapi import Request
 from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from omnidraft.server.errors import MAX_SHOWN, ApiError, as_json
@@ -20,6 +21,9 @@ from omnidraft.server.requests import fields as base
 from omnidraft.server.requests.unsupported_parameters import TEXT_ALONE, check
 
 BodyT = TypeVar("BodyT", bound=base.Body)
+TakenT = TypeVar("TakenT")
+VALUES = 2**20  # of a body, at most: Python reads them in one go, in which no other thread runs
+CONVERSATION = ("messages", "input", "prompt")
 ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # with the windows that zlib wants for them
 MEDIA = re.compile(r"(?:input_|output_)?(?:image|audio|video|file|document|media)(?:_url)?")
 NAMED = {kind: key for key, kind in base.NAMED.items()}
@@ -34,28 +38,28 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Received(Generic[BodyT]):
-    """A body, the same as it came, and the paths of its parameters that are ignored."""
+    """A body, what came beside its conversation, and the paths of its parameters that are ignored.
+
+    The conversation is not kept twice: it may be of many megabytes, and waits as long as its answer.
+    """
 
     body: BodyT
     raw: Mapping[str, Any]
     ignored: Sequence[str]
 
 
-async def receive(request: Request, kind: type[BodyT], limit: int) -> Received[BodyT]:
-    """The body of a request, which may have `limit` bytes once it is unpacked.  Raises ApiError."""
-    return read(await parsed(request, limit), kind)
-
-
-async def parsed(request: Request, limit: int) -> Any:
-    """The JSON value in a request; raises ApiError.
+async def receive(request: Request, limit: int, take: Callable[[Any], TakenT]) -> TakenT:
+    """What `take` makes of a request's JSON value, of `limit` bytes at most once it is unpacked.  Raises ApiError.
 
     It is JSON whatever its type says, as clients and proxies send all kinds; web pages are kept out by `access.Guard`.
+    All is done in a thread, as one of many megabytes takes longer than other requests should wait.
     """
     try:
-        data = await request.body()
+        pieces = [piece async for piece in request.stream()]  # the request would keep its `body()`
     except ClientDisconnect as error:
         raise ApiError(400, "the request ended before its body did: send it again") from error
-    return _parsed(_unpacked(data, request.headers.get("content-encoding", ""), limit))
+    encoding = request.headers.get("content-encoding", "")
+    return await run_in_threadpool(lambda: take(_parsed(_unpacked(b"".join(pieces), encoding, limit))))
 
 
 def read(raw: Any, kind: type[BodyT]) -> Received[BodyT]:
@@ -69,7 +73,8 @@ def read(raw: Any, kind: type[BodyT]) -> Received[BodyT]:
         faults = error.errors(include_url=False)
         wrong = [each for each in faults if each["type"] != "missing"]  # says more than what is missing
         raise _refusal([*wrong, *faults][0]) from error
-    return Received(body, raw, [_path(place) for place in _unknown(body, [])])
+    beside = {name: value for name, value in raw.items() if name not in CONVERSATION}
+    return Received(body, beside, [_path(place) for place in _unknown(body, [])])
 
 
 def _unknown(value: Any, place: list[str | int]) -> Iterator[list[str | int]]:
@@ -135,6 +140,8 @@ def _parsed(data: bytes) -> Any:
             raise ApiError(400, why, code="invalid_json")
         return value
 
+    if data.count(b",") > VALUES:  # those in texts, too: no context is as long as such a text
+        raise ApiError(413, f"the body may hold more than {VALUES} values: send fewer")
     try:
         text = data.decode(json.detect_encoding(data))
     except UnicodeDecodeError as error:

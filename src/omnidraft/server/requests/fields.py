@@ -64,8 +64,11 @@ class Body(BaseModel):
         return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
-class Media(BaseModel, extra="allow"):
-    """An image or a file in the result of a call: the model is told of it, as an error would end an agent's work."""
+class Media(BaseModel):
+    """An image or a file in the result of a call: the model is told of it, as an error would end an agent's work.
+
+    What is in it is not kept.
+    """
 
     type: str
 

@@ -16,6 +16,7 @@ from omnidraft.server.requests import response_bodies as r
 from omnidraft.server.requests.fields import Media
 from omnidraft.server.requests.replays import Replay, answered
 from omnidraft.server.requests.sampling_options import agreed
+from omnidraft.server.requests.tool_results import name_results
 from omnidraft.server.running.served_model import ServedModel
 
 EFFORT, THINKING = "reasoning_effort", "enable_thinking"
@@ -32,10 +33,15 @@ class Prompt:
     optional: dict[str, list[str]] = field(default_factory=dict)  # of a message's optional key
     dropped: list[str] = field(default_factory=list)  # paths of what is not given to the template at all
     controls: dict[str, Any] = field(default_factory=dict)  # how the template ends
+    before: Sequence[int] = ()  # token ids of the conversation so far
 
     def encode(self, served: ServedModel) -> list[int]:
         """Token ids; raises ApiError."""
-        return encoded(served, self.messages, self.variables | self.controls, self.where)
+        ids = encoded(served, self.messages, self.variables | self.controls, self.where)
+        first = served.model.vocab.first
+        if self.before and ids[: len(first)] == [*first]:  # they begin a text, and this goes on
+            ids = ids[len(first) :]
+        return [*self.before, *ids]
 
     def unread(self, words: Collection[str]) -> list[str]:
         """The paths of what a template that is made of these words does not read."""
@@ -67,6 +73,7 @@ def of_chat(body: p.ChatRequest) -> Prompt:
             _complete(entry, message, f"messages[{place}]", prompt)
         _optional(entry, "name", message.name, f"messages[{place}].name", prompt)
         prompt.messages.append(entry)
+    name_results(prompt.messages)
     _add_variables(body, prompt)
     _check_end(body, prompt)
     if body.continue_final_message or body.add_generation_prompt is False:
@@ -114,6 +121,7 @@ def of_response(body: r.ResponseRequest) -> Prompt:
             _reason(messages[-1], thoughts, prompt)
             thoughts = {}
     prompt.dropped += thoughts
+    name_results(messages)
     if not messages:
         raise ApiError(400, "input holds no message: add one", param="input")
     _add_variables(body, prompt)

@@ -40,7 +40,7 @@ def sampling_of(body: base.Options, settings: Serving, default: int, *counts: st
         asked["min_new_tokens"] = least
     try:
         settings_of(Sampling, asdict(Sampling()) | asked)
-        ends = stop_strings(body.stop)
+        ends = stop_strings(body.stop or None)  # an empty one stops nothing
         limits = GenerationLimits(max_new_tokens=count, seed=(seed or 0) % 2**64)
     except ConfigError as error:
         raise of_input(error) from error

@@ -22,7 +22,7 @@ from omnidraft.server.requests.grammar_options import grammar_options
 from omnidraft.server.requests.messages import Prompt, encoded, of_chat, of_response
 from omnidraft.server.requests.response_formats import form_of, form_of_format
 from omnidraft.server.requests.sampling_options import one_of, sampling_of, unstreamed
-from omnidraft.server.requests.tool_instructions import instructed, of_fewer_roles
+from omnidraft.server.requests.tool_instructions import alternatives, instructed
 from omnidraft.server.requests.tools import tools_of
 from omnidraft.server.running.request_queue import Task
 from omnidraft.server.running.served_model import ServedModel
@@ -34,11 +34,12 @@ LENGTH_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict")
 LOGPROBS = "message.output_text.logprobs"
 
 
-def chat_tasks(body: p.ChatRequest, served: ServedModel, settings: Serving) -> list[Task]:
-    """The task of a chat; raises ApiError."""
+def chat_tasks(body: p.ChatRequest, served: ServedModel, settings: Serving, before: Sequence[int] = ()) -> list[Task]:
+    """The task of a chat, which goes on after the token ids `before`; raises ApiError."""
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true: set it", param="top_logprobs")
-    prompt, form = of_chat(body), form_of(body)
+    check_ids(before, served.model.target.lm.vocab_size, "context")
+    prompt, form = replace(of_chat(body), before=before), form_of(body)
     asked = sampling_of(body, settings, settings.max_tokens, *LENGTH_FIELDS)
     asked["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     _check_count(served, settings, body, asked, 1)
@@ -131,13 +132,17 @@ def tasks_of(
     served: ServedModel,
     settings: Serving,
     ignored: Sequence[str] = (),
+    before: Sequence[int] = (),
 ) -> list[Task]:
-    """The tasks of a body that another API's was made into; raises ApiError, with the names of that API."""
+    """The tasks of a body that another API's was made into; raises ApiError, with the names of that API.
+
+    A chat goes on after the token ids `before`.
+    """
     try:
         received = read(sent, kind)
         body = received.body
         if isinstance(body, p.ChatRequest):
-            tasks = chat_tasks(body, served, settings)
+            tasks = chat_tasks(body, served, settings, before)
         else:
             tasks = completion_tasks(body, served, settings)
     except ApiError as error:
@@ -203,14 +208,14 @@ def _encoded(
 ) -> tuple[Prompt, list[int]]:
     """The prompt with functions, if the template takes any, and its token ids; raises ApiError.
 
-    Where the template refuses its roles, it has fewer of them.
+    Where the template refuses it, it has short ids of calls, or fewer roles.
     """
     if functions and served.takes_tools:
         prompt.variables["tools"] = [{"type": "function", "function": each} for each in functions.values()]
     try:
         return prompt, prompt.encode(served)
     except ApiError:
-        for other in of_fewer_roles(prompt):
+        for other in alternatives(prompt):
             with suppress(ApiError):
                 return other, other.encode(served)
         raise

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from omnidraft.server.requests.messages import Prompt
+from omnidraft.server.requests.tool_results import with_short_ids
 from omnidraft.text import roles
 
 TEXT = """\
@@ -40,9 +41,15 @@ def instructed(prompt: Prompt, functions: Collection[Mapping[str, Any]], *, syst
     return replace(prompt, messages=told, variables=variables)
 
 
-def of_fewer_roles(prompt: Prompt) -> Iterator[Prompt]:
-    """The prompt for templates that refuse its roles: without later system messages, without any, without tools'."""
-    for each in (prompt, in_words(prompt)):
+def alternatives(prompt: Prompt) -> Iterator[Prompt]:
+    """The prompt for templates that refuse it: with short ids of calls, and with fewer roles.
+
+    First without later system messages, then without any, and at last without tools'.
+    """
+    short = replace(prompt, messages=with_short_ids(prompt.messages))
+    told = [prompt] if short.messages == prompt.messages else [prompt, short]
+    yield from told[1:]
+    for each in (*told, in_words(prompt)):
         for messages in roles.of_fewer_roles(each.messages):
             yield replace(each, messages=messages)
 
