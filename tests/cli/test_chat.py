@@ -161,8 +161,9 @@ def test_what_cannot_be_done_ends_a_script(name: str, chat: Chat, tmp_path: Path
     assert words in errors[0]
 
 
-def test_quit_reads_no_further(chat: Chat, capsys: Captured) -> None:
-    assert chat("/quit\nhello\n") == 0
+@pytest.mark.parametrize("name", ["quit", "exit", "bye"])
+def test_quit_reads_no_further(name: str, chat: Chat, capsys: Captured) -> None:
+    assert chat(f"/{name}\nhello\n") == 0
     assert capsys.readouterr().out == ""
 
 

@@ -36,6 +36,7 @@ COMMANDS = {
     "save": "/save FILE     write the conversation as JSON",
     "quit": "/quit, Ctrl-D  leave; Ctrl-C stops an answer",
 }
+LEAVING = ("quit", "exit", "bye")  # the last two as in other programs
 # of what a model writes, characters that a terminal would obey
 OBEYED = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}")
 
@@ -82,7 +83,7 @@ class _Chat:
             self.say("/help lists the commands; Ctrl-D leaves")
         for line in _typed() if self.person else _piped():
             command = _command(line)
-            if command and command[1] == "quit":
+            if command and command[1] in LEAVING:
                 break
             try:
                 if command:
@@ -152,7 +153,7 @@ class _Chat:
 def _command(line: str) -> re.Match[str] | None:
     """The name and the argument of a command; a line whose name is near none is a message, as is one after a space."""
     command = COMMAND.fullmatch(line.rstrip())
-    return command if command and difflib.get_close_matches(command[1], COMMANDS, n=1) else None
+    return command if command and difflib.get_close_matches(command[1], (*COMMANDS, *LEAVING), n=1) else None
 
 
 def _steps(talk: Conversation, message: str, stopped: Callable[[], bool]) -> Generator[str, None, None]:
