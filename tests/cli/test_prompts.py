@@ -96,6 +96,8 @@ def test_files_that_are_not_there_or_cannot_be_read(tmp_path: Path) -> None:
         read(str(broken))
     with pytest.raises(PromptError, match="no prompts"):
         read(str(write(tmp_path / "empty.jsonl", [])))
+    with pytest.raises(InputError, match="is no file and none of gsm8k"):
+        prompts.read("x" * 300)
 
 
 @pytest.mark.parametrize(

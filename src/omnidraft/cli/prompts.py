@@ -72,7 +72,8 @@ def read(task: str | Path, data: Path | None = None, count: int | None = None) -
     """
     if isinstance(task, str) and task in TASKS:
         rows, write = rows_of(TASKS[task], task, data, "test"), TASKS[task].write
-    elif (file := Path(os.path.expanduser(task))).is_file() or isinstance(task, Path):  # noqa: PTH111  never raises
+    # these raise nothing, as those of Path do
+    elif os.path.isfile(file := Path(os.path.expanduser(task))) or isinstance(task, Path):  # noqa: PTH111, PTH113
         rows, write = _lines(file), own_prompt
     else:
         known = ", ".join(TASKS)
