@@ -161,7 +161,7 @@ def test_what_cannot_be_done_ends_a_script(name: str, chat: Chat, tmp_path: Path
     assert words in errors[0]
 
 
-@pytest.mark.parametrize("name", ["quit", "exit", "bye"])
+@pytest.mark.parametrize("name", ["quit", "exit", "bye", "Quit", "quit now"])
 def test_quit_reads_no_further(name: str, chat: Chat, capsys: Captured) -> None:
     assert chat(f"/{name}\nhello\n") == 0
     assert capsys.readouterr().out == ""
@@ -179,7 +179,9 @@ def test_a_path_is_no_command(chat: Chat, capsys: Captured) -> None:
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("line", ["/no_think hello", "/var is full, what now?", "/nothing", " /sav x", " /stats"])
+@pytest.mark.parametrize(
+    "line", ["/no_think hello", "/var is full, what now?", "/nothing", " /sav x", " /stats", "/bye bye"]
+)
 def test_a_line_that_is_near_no_command_is_a_message(line: str, chat: Chat, chatty: Path, capsys: Captured) -> None:
     expected_answers = expected(chatty, line, "world")
     capsys.readouterr()

@@ -216,6 +216,17 @@ def test_requests_are_limited(chat: Path, monkeypatch: pytest.MonkeyPatch) -> No
         until(lambda: at.post("/tokenize", {"content": "x"}).status_code == 200)
 
 
+def test_bytes_of_all_requests_are_limited(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that are not there whole."""
+    monkeypatch.setattr("omnidraft.server.access.TOGETHER", 2)
+    long = b'{"content": "' + b"x" * 900
+    begun = HEAD + f"Content-Length: {len(long) + 9}\r\n\r\n".encode() + long
+    with serving([chat], None, {"draft_length": 0}, lanes=1, max_body_mb=0.001) as at:
+        with connected(at, 2, begun):
+            until(lambda: at.post("/tokenize", {"content": "x" * 900}).status_code == 503)
+        until(lambda: at.post("/tokenize", {"content": "x" * 900}).status_code == 200)
+
+
 def test_every_answer_forbids_foreign_content(server: At) -> None:
     for answer in (server.get("/health"), server.get("/nothing"), server.get("/health", headers={"Host": "evil"})):
         assert answer.headers["content-security-policy"] == POLICY

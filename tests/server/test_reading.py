@@ -191,7 +191,10 @@ UNCLOSED = {
     "behind an opening mark": thought(f"<think>\nI should look.\n{IN_TAGS}", "I should look.", ADD_1),
     "in reasoning of the answer's": replace(thought(f"<think>\nSo.\n{IN_TAGS}", "So.", ADD_1), thinking=None),
     "two calls": thought(f"So.{IN_TAGS}\n{IN_TAGS}", "So.", ADD_1, ADD_1),
-    "text behind it": thought(f"So.\n{IN_TAGS}\nThat is it.", "So.", ADD_1, content="That is it."),
+    "text behind it": thought(f"So.\n{IN_TAGS}\nThat is it.", f"So.\n{IN_TAGS}\nThat is it."),
+    "decided against": thought(f"I could {IN_TAGS} but I stop.</think>", f"I could {IN_TAGS} but I stop."),
+    "another one is made": thought(f"I could {IN_TAGS} but:\n{IN_TAGS}", f"I could {IN_TAGS} but:", ADD_1),
+    "two in one": thought(f"So.\n{IN_TAGS[:-13]}\n{IN_TAGS[12:]}", "So.", ADD_1, ADD_1),
     "behind a mark that opens none": thought(f"I need <tool_call> now.{IN_TAGS}", "I need <tool_call> now.", ADD_1),
     "closed behind it": thought(f"So.\n{IN_TAGS}\n</think>\n", "So.", ADD_1),
     "closed, with an answer": thought(f"Say {IN_TAGS}\n</think>\n\nYes.", f"Say {IN_TAGS}", content="Yes."),
@@ -211,6 +214,7 @@ UNCLOSED = {
 }
 BARE = '{"name": "add", "arguments": {"a": 1}}'
 TOLD_OF = '{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}'
+SCHEMA = '{"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}'
 SEED = "<seed:tool_call> <function= <parameter= <seed:think> </seed:think>"
 WRAPPED = {
     **{
@@ -218,12 +222,22 @@ WRAPPED = {
         for text in (
             *(f"<{word}>\n{BARE}\n</{word}>" for word in ("tools", "function_call", "function-call")),
             *(f"<tools>\n{BARE}\n{BARE}\n</tools>", f"{BARE}\n</tool_call>", f"{BARE}</tool_call>\n{BARE}"),
-            *(f"{BARE}\n</tool_call>\n{IN_TAGS}", f"```json\n{IN_TAGS}\n```\n", f"```\n{IN_TAGS}\n```"),
+            *(f"{BARE}\n</tool_call>\n{IN_TAGS}", f"```json\n{IN_TAGS}\n```\n"),
             *(f"```xml\n{IN_TAGS}```", f"```xml\n<tool_call>\n{BARE}\n```", f"```xml\n{IN_TAGS}\n```"),
             *(f"<tool_call>\n```json\n{BARE}\n```\n</tool_call>", f"<tool_call>\n```json\n{BARE}\n</tool_call>"),
         )
     },
     "a fence around text": Transcript("```xml\n<tool_call>no\n```\n", content="```xml\n<tool_call>no\n```\n"),
+    "behind code": Transcript(
+        f"So:\n```python\nprint(1)\n```\n{IN_TAGS}\n```python\nx = 2\n```\nEnd.",
+        [ADD_1],
+        "So:\n```python\nprint(1)\n```\n\n```python\nx = 2\n```\nEnd.",
+        template=QWEN,
+    ),
+    "a function repeated": Transcript(f"It is:\n{SCHEMA}", content=f"It is:\n{SCHEMA}"),
+    "with a description": Transcript(
+        f'<tool_call>{BARE[:-1].replace("arguments", "parameters")}, "description": "x"}}</tool_call>', [ADD_1]
+    ),
     "functions repeated": Transcript(f"<tools>\n{TOLD_OF}\n</tools>", content=f"<tools>\n{TOLD_OF}\n</tools>"),
     "a list of tools": Transcript("<tools>\n<tool>x</tool>", content="<tools>\n<tool>x</tool>"),
     "behind prose": Transcript(f"I will look.\n\n{BARE}\n", [ADD_1], "I will look.\n"),

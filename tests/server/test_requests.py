@@ -248,6 +248,18 @@ def test_prompts_are_held_to_their_limit(brief: At) -> None:
     assert brief.post(TEXTS, {"prompt": [5] * 400}).status_code == 200
 
 
+@pytest.mark.parametrize(("path", "where"), [(TEXTS, "prompt"), (CHATS, "messages"), (RESPONSES, "input")])
+def test_a_text_that_no_context_holds_is_refused_before_it_is_read(
+    server: At, path: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omnidraft.api.OmniDraft.encode", lambda *_: pytest.fail("it was read"))
+    text = "x" * 2**20
+    refused = server.post(path, {where: [{"role": "user", "content": text}] if where == "messages" else text})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert refused.json()["error"]["param"] == where
+
+
 @pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (TEXTS, TEXT), (RESPONSES, RESPONSE)])
 def test_an_empty_stop_string_is_as_good_as_none(brief: At, path: str, body: dict[str, Any]) -> None:
     answered = brief.post(path, {**body, "stop": ""})

@@ -37,6 +37,7 @@ COMMANDS = {
     "quit": "/quit, Ctrl-D  leave; Ctrl-C stops an answer",
 }
 LEAVING = ("quit", "exit", "bye")  # the last two as in other programs
+NEAR = 0.75  # of names, by difflib: a slip of the finger
 # of what a model writes, characters that a terminal would obey
 OBEYED = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\N{REPLACEMENT CHARACTER}")
 
@@ -83,11 +84,11 @@ class _Chat:
             self.say("/help lists the commands; Ctrl-D leaves")
         for line in _typed() if self.person else _piped():
             command = _command(line)
-            if command and command[1] in LEAVING:
+            if command and command[1].lower() in LEAVING:
                 break
             try:
                 if command:
-                    self._do(command[1], command[2] or "")
+                    self._do(command[1].lower(), command[2] or "")
                 elif line.strip() and not self._answer(line) and not self.person:
                     return flags.INTERRUPTED
             except InputError as error:
@@ -153,7 +154,9 @@ class _Chat:
 def _command(line: str) -> re.Match[str] | None:
     """The name and the argument of a command; a line whose name is near none is a message, as is one after a space."""
     command = COMMAND.fullmatch(line.rstrip())
-    return command if command and difflib.get_close_matches(command[1], (*COMMANDS, *LEAVING), n=1) else None
+    names = [*COMMANDS, *(() if command is None or command[2] else LEAVING)]  # "/bye bye" says something
+    near = command and difflib.get_close_matches(command[1].lower(), names, n=1, cutoff=NEAR)
+    return command if near else None
 
 
 def _steps(talk: Conversation, message: str, stopped: Callable[[], bool]) -> Generator[str, None, None]:

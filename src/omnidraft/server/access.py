@@ -17,6 +17,7 @@ from omnidraft.server.errors import REQUEST_ID, RETRY_S, ApiError, response
 from omnidraft.server.server_settings import ANY, MEGABYTE, Serving, is_loopback
 
 BUSY = "too many requests are open: try again later"
+TOGETHER = 16  # times the size of a request that all at once may have
 USED_KEY = "omnidraft.key"  # of an ASGI scope: the place of the API key, where the server has keys
 OPEN = ("/health", "/v1/health", "/")  # without a key; and the page's files, which ask for it
 PAGE = "/page/"
@@ -41,6 +42,7 @@ class Guard:
         self._app, self._settings = app, settings
         self._most, self._open = most, 0
         self._limit = int(settings.max_body_mb * MEGABYTE)
+        self._taken = 0  # bytes of all requests
         self._origins = re.compile(settings.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,15 +81,24 @@ class Guard:
                     raise HTTPException(503, BUSY, {"Retry-After": str(RETRY_S)})
                 counted = True
                 self._open += 1
-            taken += len(message.get("body", b""))
-            if taken > self._limit:
-                raise HTTPException(413, self._too_large)
+            size = len(message.get("body", b""))
+            taken += size
+            self._taken += size
+            self._check(taken)
             return message
 
         try:
             await self._app(scope, bounded, safely)
         finally:
             self._open -= counted
+            self._taken -= taken
+
+    def _check(self, taken: int) -> None:
+        """Raise HTTPException for too many bytes of a request, or of all."""
+        if taken > self._limit:
+            raise HTTPException(413, self._too_large)
+        if self._taken > TOGETHER * self._limit:
+            raise HTTPException(503, BUSY, {"Retry-After": str(RETRY_S)})
 
     @property
     def _too_large(self) -> str:

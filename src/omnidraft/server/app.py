@@ -29,7 +29,7 @@ from omnidraft.server.apis import anthropic, anthropic_bodies, llama_server, oll
 from omnidraft.server.apis.chat import Chat, Completion
 from omnidraft.server.apis.llama_server_bodies import LlamaCompletion, LlamaInfill
 from omnidraft.server.apis.responses import Response as ResponseForm
-from omnidraft.server.apis.tokenizing import detokenized, tokenized, tokenizer_info
+from omnidraft.server.apis.tokenizing import detokenized, templated, tokenized, tokenizer_info
 from omnidraft.server.errors import REQUEST_ID, ApiError, Json, of_input, to_json
 from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests import fields as base
@@ -195,9 +195,7 @@ class Server:
         """The text that the chat template makes of a conversation."""
         asked = await self.received(request, p.ChatRequest)
         served, ignored = self.chosen(asked)
-        (task,) = await run_in_threadpool(tasks.chat_tasks, asked.body, served, self.settings)
-        with served.lock:
-            return _told({"prompt": str(served.model.target.tokenizer.decode(list(task.ids)))}, ignored)
+        return _told(await run_in_threadpool(templated, asked.body, served, self.settings), ignored)
 
     async def one_model(self, model: str) -> Json:
         """A target."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 
 from omnidraft.server.grammars.json_schemas import whole
 from omnidraft.server.requests import chat_bodies as p
@@ -230,7 +230,7 @@ class CountRequest(base.Body):
     refused: ClassVar[Fixes] = each(STATELESS, "thread")
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
     system: Texts | None = None
     tools: list[Annotated[Annotated[Tool, Tag("~object")] | p.Other, Discriminator(_tool)]] | None = None
     tool_choice: ToolChoice | None = None

@@ -27,6 +27,12 @@ def tokenized(body: p.TokenizeRequest, served: ServedModel, settings: Serving) -
     return result
 
 
+def templated(body: p.ChatRequest, served: ServedModel, settings: Serving) -> dict[str, Any]:
+    """The text that the chat template makes of a conversation; raises ApiError."""
+    (task,) = chat_tasks(body, served, settings)
+    return {"prompt": served.decoded(task.ids)}
+
+
 def _piece(text: str, data: list[int] | None) -> str | list[int]:
     """The text of a token, or its bytes where they are only a piece of a character's."""
     return text if data is None or text.encode() == bytes(data) else data

@@ -31,7 +31,7 @@ from omnidraft.server.reading.json_calls import (
 )
 from omnidraft.server.reading.scanning import GEMMA, PYTHON, scan, tokens
 
-NAME = r"[\w.-]{1,128}"  # as long as bodies may have them
+NAME = r"[\w.-]{1,260}"  # as long as bodies may have them, and namespaces before them
 FUNCTION_MARK = "<function="
 END_MARK = "</tool_call>"
 LINE_MARK = '\n{"name"'

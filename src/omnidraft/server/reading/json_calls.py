@@ -19,6 +19,17 @@ from omnidraft.server.reading.scanning import JSON, begins, begun, scan
 
 NAMES, ARGUMENTS = ("name", "function", "tool"), ("arguments", "parameters", "args", "input")
 BESIDE = (*NAMES, "id", "type")  # keys of a call without arguments
+SCHEMA = {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "description",
+    "title",
+    "$schema",
+    "$defs",
+    "strict",
+}
 KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.)*)"\s*:\s*', re.DOTALL)
 CLOSED = re.compile(r"\s*,?\s*\}")
 STRING = re.compile(scanning.STRING, re.DOTALL)
@@ -208,13 +219,18 @@ def _object(text: str, at: int, names: Collection[str], *, within: bool = False)
     name = loaded(called[0]) if called is not None and called[1] else None
     unknown = called is not None and called[1] and not (isinstance(name, str) and name in names)
     lost = given is None and not found.values.keys() <= {*BESIDE}  # arguments that stand elsewhere
-    unknown |= {"parameters", "description"} <= found.values.keys()  # a function as it is told of, and no call
-    if found.wrong or unknown or (found.end is not None and (name is None or lost)):
+    told_of = given is not None and given[1] and _is_schema(loaded(given[0]))  # a function repeated, and no call
+    if found.wrong or unknown or told_of or (found.end is not None and (name is None or lost)):
         return NONE
     arguments = _arguments(*given) if given is not None else "{}" if found.end is not None else ""
     if arguments is None:
         return NONE
     return Found([Call(name, arguments, cut=found.end is None)] if name and arguments else [], found.end)
+
+
+def _is_schema(value: Any) -> bool:
+    """True of what says which arguments a function has."""
+    return isinstance(value, dict) and value.get("type") == "object" and value.keys() <= SCHEMA
 
 
 def _arguments(value: str, whole: bool) -> str | None:

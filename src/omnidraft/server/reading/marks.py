@@ -35,7 +35,7 @@ REGIONS = (
     Region(f"{TAG}\n```json", ("```\n</tool_call>", *FENCE, *END_TAG), tagged, always=True),  # small models of these
     *(
         Region(f"```{word}\n{TAG}", ("</tool_call>\n```", "</tool_call>```", *END_TAG, *FENCE), tagged, always=True)
-        for word in ("xml", "json", "")
+        for word in ("xml", "json")  # a fence without a word may be the end of a block of code
     ),
     *(Region(f"<{word}>", (f"</{word}>",), named, always=True) for word in ("tools", "function_call", "function-call")),
     Region("<seed:tool_call>", ("</seed:tool_call>",), tagged),  # Seed-OSS

@@ -115,7 +115,7 @@ class TextReader(Reader):
             place = len(text[:place].rstrip())
             self._held = "" if final else text[place:]
             return self._thoughts_told(text[:place])
-        called = self._call_ahead(text[mark.start() : place], over=final)
+        called = self._calls_ahead(text[mark.start() : place], over=final)
         self._maybe = called is not False
         if not self._maybe:
             self._held = text[mark.end() :]
@@ -130,15 +130,29 @@ class TextReader(Reader):
         self._reasoned |= bool(text)
         return [Reasoning(text)] if text else []
 
-    def _call_ahead(self, text: str, *, over: bool) -> bool | None:
-        """Whether a text that begins with a mark is a call; None where more of it decides."""
-        while (mark := self._next.match(text)) is not None and (over or not begins(text, self._marks)):
-            text = text[mark.end() :]
-            if (region := self._opens.get(mark[0])) is not None:
-                found = region.style(text, self._functions, region.close, over=over)
-                return True if found.end is not None else False if found.wrong or over else None
-            text = text.lstrip()
-        return None if not over and begins(text, self._marks) else False
+    def _calls_ahead(self, text: str, *, over: bool) -> bool | None:
+        """Whether a text that begins with a mark is calls, and nothing else; None where more of it decides."""
+        region: Region | None = None
+        called = False
+        while text:
+            close = region.close if region else ()
+            if not over and begins(text, (*self._marks, *close)):
+                return None
+            if called and (closed := next((each for each in close if text.startswith(each)), None)):
+                text, region = text[len(closed) :].lstrip(), None
+                continue
+            if (mark := self._next.match(text)) is not None:
+                text, region = text[mark.end() :], self._opens.get(mark[0])
+                if region is None:  # it says nothing more
+                    text = text.lstrip()
+                    continue
+            elif not called or region is None or text[0] not in "{[":
+                return False
+            found = region.style(text, self._functions, region.close, over=over)
+            if found.end is None:
+                return False if found.wrong or over else None
+            text, called = text[found.end :].lstrip(" \n\t\r,;"), True
+        return called if over else None
 
     def _call(self, region: Region, *, final: bool, cut: bool) -> list[Event]:
         """The next calls in an open region; the mark of one without any is text."""

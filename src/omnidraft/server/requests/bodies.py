@@ -24,6 +24,7 @@ BodyT = TypeVar("BodyT", bound=base.Body)
 TakenT = TypeVar("TakenT")
 VALUES = 2**20  # of a body, at most: Python reads them in one go, in which no other thread runs
 CONVERSATION = ("messages", "input", "prompt")
+MEMBERS = 1000  # of a packed body, at most
 ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # with the windows that zlib wants for them
 MEDIA = re.compile(r"(?:input_|output_)?(?:image|audio|video|file|document|media)(?:_url)?")
 NAMED = {kind: key for key, kind in base.NAMED.items()}
@@ -115,7 +116,9 @@ def _unpacked(data: bytes, encoding: str, limit: int) -> bytes:
         raise ApiError(415, f"the body is packed with {as_json(name)}: send it as it is, or with gzip")
     unpacked = b""
     try:
-        while data:
+        for _ in range(MEMBERS):  # each copies what follows it
+            if not data:
+                break
             unpacker = zlib.decompressobj(ENCODINGS[name])
             unpacked += unpacker.decompress(data, limit + 1 - len(unpacked))
             if len(unpacked) > limit:
@@ -123,6 +126,8 @@ def _unpacked(data: bytes, encoding: str, limit: int) -> bytes:
             if not unpacker.eof:
                 raise ApiError(400, f"the body, packed with {name}, ends early: send all of it", code="invalid_json")
             data = unpacker.unused_data
+        if data:
+            raise ApiError(400, f"the body has more than {MEMBERS} packed members: send one", code="invalid_json")
     except zlib.error as error:
         raise ApiError(400, f"the body is not packed with {name}, as its header says", code="invalid_json") from error
     return unpacked

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, Discriminator, FailFast, Field, Tag
 
 from omnidraft.server.grammars.json_schemas import encodable
 from omnidraft.server.requests.fields import (
@@ -256,7 +256,7 @@ class ChatRequest(Formed):
         **each("only text can be generated: use ['text']", "modalities"),
     }
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
     max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
     n_predict: Length | None = None  # llama.cpp's name for it

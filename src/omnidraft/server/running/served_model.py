@@ -81,6 +81,8 @@ class ServedModel:
         self._drafter = model.lane.attached.drafter if model.lane.attached else None
         self._drafter_bytes = self._drafter.model.token_bytes if self._drafter else 0.0
         self.lock = threading.Lock()
+        longest = max((len(token) for token in model.vocab.tokens if token), default=1)
+        self.most_characters = longest * model.target.lm.context  # of a prompt
         self.answers = 0
         self.series: dict[str, deque[float | None]] = {
             key: deque(maxlen=SERIES) for key in ("t", "acceptance", "tokens_per_pass", "draft_length", "updates")
@@ -88,11 +90,12 @@ class ServedModel:
         self.learned: dict[str, int | float] = dict(model.learned)
         self.estimate = Estimate()
         self.told_of_head = False  # that differs early, in the log
-        self.heads = ChangedHeads(self._decoded)
+        self.heads = ChangedHeads(self.decoded)
         self._reporting = threading.Lock()
         self._report: dict[str, Any] | None = None
 
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def decoded(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
         with self.lock:
             return str(self.model.target.tokenizer.decode(list(ids)))
 
