@@ -23,6 +23,9 @@ EVERY = pytest.mark.parametrize("kind", GGML_TYPES, ids=[QUANTIZATIONS[kind][0] 
 X86 = platform.machine() in {"x86_64", "AMD64"}
 # the parts of the C code that this machine can run, and is not the first to choose
 WAYS = [("-DPLAIN",)] + [("-mno-avx512f",), ("-mno-avx512f", "-mno-avxvnni"), ("-mno-avx512vnni",)] * X86
+# the code for AVX-VNNI, by the same instruction of processors with AVX-512
+AVX_VNNI = ("-mno-avx512bw", "-DSPAN=8", "-D__AVXVNNI__=1", "-D_mm256_dpbusd_avx_epi32=_mm256_dpbusd_epi32")
+WAYS += [AVX_VNNI] * ({"avx512_vnni", "avx512vl"} <= set(step.processor().split()))
 
 
 @pytest.fixture(autouse=True)
