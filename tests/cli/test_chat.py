@@ -180,7 +180,7 @@ def test_a_path_is_no_command(chat: Chat, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["/no_think hello", "/var is full, what now?", "/nothing", " /sav x", " /stats", "/bye bye"]
+    "line", ["/no_think hello", "/list is full, what now?", "/nothing", " /sav x", " /stats", "/bye bye"]
 )
 def test_a_line_that_is_near_no_command_is_a_message(line: str, chat: Chat, chatty: Path, capsys: Captured) -> None:
     expected_answers = expected(chatty, line, "world")
