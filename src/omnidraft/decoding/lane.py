@@ -111,6 +111,16 @@ class Learning(Protocol):
         """Learn from the rounds of a complete answer."""
 
 
+def too_long(tokens: int, most: int) -> PromptError:
+    """The error for a prompt of so many tokens, or more, where the target holds `most`.
+
+    In words by which clients that read no code know that they are to shorten the conversation.
+    """
+    size = f"{tokens} tokens > {most} maximum"
+    why = f"the prompt is too long: {size}; the target's maximum context length is {most} tokens: shorten it"
+    return PromptError(why, code=CONTEXT_LENGTH)
+
+
 class Lane:
     """The place of one request at a time on a target model, and on an attached drafter or its counts.
 
@@ -191,10 +201,7 @@ class Lane:
         if not prompt:
             raise PromptError("the prompt is empty: give at least one token")
         if len(prompt) > (most := self.target.model.context):
-            # in words by which clients that read no code know that they are to shorten the conversation
-            size = f"{len(prompt)} tokens > {most} maximum"
-            why = f"the prompt is too long: {size}; the target's maximum context length is {most} tokens: shorten it"
-            raise PromptError(why, code=CONTEXT_LENGTH)
+            raise too_long(len(prompt), most)
         check_ids(prompt, self.target.model.vocab_size)
 
     def begin(self, request: Request) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from omnidraft.errors import CONTEXT_LENGTH, PromptError
+from omnidraft.decoding.lane import too_long
+from omnidraft.errors import PromptError
 from omnidraft.server.errors import ApiError, of_input
 from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests import response_bodies as r
@@ -56,10 +57,9 @@ class Prompt:
 def encoded(served: ServedModel, prompt: Any, template: Mapping[str, Any] | None, where: str) -> list[int]:
     """Token ids of a prompt; raises ApiError that names the parameter it is of."""
     texts = [prompt] if isinstance(prompt, str) else [each.get("content") for each in prompt if isinstance(each, dict)]
-    if (size := sum(len(each) for each in texts if isinstance(each, str))) > served.most_characters:
-        context = served.model.target.lm.context  # nobody waits while megabytes are read for nothing
-        message = f"the prompt is too long: {size} characters, and the target holds {context} tokens: shorten it"
-        raise ApiError(400, message, param=where, code=CONTEXT_LENGTH)
+    least = sum(len(each) for each in texts if isinstance(each, str)) // served.longest_token
+    if least > (most := served.model.target.lm.context):  # nobody waits while megabytes are read for nothing
+        raise of_input(too_long(least, most), where)
     try:
         with served.lock:
             return served.model.encode(prompt, template or None)

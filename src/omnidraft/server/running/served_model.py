@@ -81,8 +81,7 @@ class ServedModel:
         self._drafter = model.lane.attached.drafter if model.lane.attached else None
         self._drafter_bytes = self._drafter.model.token_bytes if self._drafter else 0.0
         self.lock = threading.Lock()
-        longest = max((len(token) for token in model.vocab.tokens if token), default=1)
-        self.most_characters = longest * model.target.lm.context  # of a prompt
+        self.longest_token = max((len(token) for token in model.vocab.tokens if token), default=1)  # in bytes
         self.answers = 0
         self.series: dict[str, deque[float | None]] = {
             key: deque(maxlen=SERIES) for key in ("t", "acceptance", "tokens_per_pass", "draft_length", "updates")
