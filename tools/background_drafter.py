@@ -30,10 +30,10 @@ FOLDER = Path(platformdirs.user_cache_dir("omnidraft-drafter"))
 LOG, PROCESS, PROMPTS, OPTIONS = (
     FOLDER / name for name in ("progress.log", "process.json", "prompts.jsonl", "options.json")
 )
-GOALS = {  # tokens that each teacher writes: about as much time for each
-    "smollm2-135m-instruct.gguf": 3_000_000,
+GOALS = {  # tokens that each teacher writes: most by the larger ones, of which drafts lack most
+    "smollm2-135m-instruct.gguf": 300_000,
     "qwen2.5-coder-0.5b-instruct.gguf": 1_000_000,
-    "qwen2.5-coder-1.5b-instruct.gguf": 500_000,
+    "qwen2.5-coder-1.5b-instruct.gguf": 1_000_000,
 }
 SOURCE = "smollm2-135m-instruct.gguf"
 ENGLISH_ALONE = {"smollm2-135m-instruct.gguf": {"de", "fr", "es", "zh", "tools"}}  # kinds that a teacher cannot do
