@@ -40,6 +40,7 @@ from omnidraft.defaults import AUTO, drafter_for, sampling_of
 from omnidraft.draft_length.batch_goodput import BatchCosts
 from omnidraft.draft_length.cost_model import PRIOR_COST
 from omnidraft.errors import ConfigError
+from omnidraft.models.gguf.config import is_gguf
 from omnidraft.models.loading import LoadedModel, load_drafter, load_model
 from omnidraft.models.memory import needing, thread_beside
 from omnidraft.models.native.model import unsupported_reason
@@ -357,8 +358,9 @@ def _loaded_drafter(
         return shared_drafter(drafter, drafting)
     name = zoo.resolve(drafter_for(target, warn) if drafter == AUTO else drafter)
     native_step = drafting.drafter_backend == "auto"
-    load_it = load_drafter if native_step and not learns else load_model
-    helper = load_it(name, "auto" if dtype == "int8" else dtype, device, warn, graphs=graphs)
+    # what is learned is kept under a name for the weights, which are those of a GGUF file however it is loaded
+    alone = native_step and (is_gguf(name) or not learns)
+    helper = load_drafter(name, "auto" if dtype == "int8" else dtype, device, warn, graphs=graphs, native_step=alone)
     return helper, SharedDrafter(helper.lm, native_step=native_step)
 
 

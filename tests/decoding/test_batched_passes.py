@@ -86,6 +86,10 @@ def test_each_row_reads_the_hidden_state_of_its_own_pass(make: Make) -> None:
             super().__init__()
             self.seen: list[torch.Tensor] = []
 
+        @property
+        def reads_hidden(self) -> bool:
+            return True
+
         def should_draw(
             self, logits: torch.Tensor, temperature: float, hidden: torch.Tensor | None, guess: Guess | None = None
         ) -> bool:

@@ -24,7 +24,7 @@ from omnidraft.draft_length.simple_policies import Fixed
 from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.models.native.model import NativeModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Sampler, tempered
+from omnidraft.verification.sampling import Sampler, softmax
 from support.enumeration import EXACT, distance, distribution_of, first_tokens, plain_distribution
 from support.exact_models import native_step
 from support.lanes import context_of, generate, lane, sampler, tokens, written
@@ -256,7 +256,7 @@ class Late(Drafter):
         drafted, vectors = yield from super().draft(length, temperature, *rest)
         model = cast(TableModel, self.model)
         was = getattr(self, "was", self.text)
-        late = [tempered(model.row((*was, *drafted[:i])), temperature) for i in range(len(drafted))]
+        late = [softmax(model.row((*was, *drafted[:i])), temperature) for i in range(len(drafted))]
         return drafted, [row.astype(vector.dtype) for row, vector in zip(late, vectors, strict=True)]
 
 

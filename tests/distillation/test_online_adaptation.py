@@ -29,7 +29,7 @@ from omnidraft.errors import OmniDraftError
 from omnidraft.models.native.weights import PackedWeights
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.verification.round import Round
-from omnidraft.verification.sampling import Sampler, tempered
+from omnidraft.verification.sampling import Sampler, softmax
 from support.enumeration import EXACT, Distribution, distance, distribution_of, first_tokens, plain_distribution
 from support.lanes import SMALL, SMALL_PROMPTS, generate, lane, tokens
 from support.learning import answered
@@ -60,7 +60,7 @@ class Stale(Drafter):
         drafted, vectors = yield from super().draft(length, temperature, *rest)
         other = TableModel(self.model.vocab_size, ("stale", 0))
         stale = [
-            tempered(other.row((*self.text, *drafted[:i])), temperature).astype(vector.dtype)
+            softmax(other.row((*self.text, *drafted[:i])), temperature).astype(vector.dtype)
             for i, vector in enumerate(vectors)
         ]
         return drafted, stale

@@ -12,11 +12,12 @@ import torch
 
 import omnidraft
 from distillation.test_losses import some_logits
+from omnidraft.config import Drafting
 from omnidraft.counts.counts import Guess
 from omnidraft.decoding import passes
 from omnidraft.decoding.drafter import Drafter
-from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, bound, hidden_size, spread
-from omnidraft.draft_length.simple_policies import Fixed, HeadThreshold
+from omnidraft.draft_length.acceptance_head import Head, HeadNetwork, bound, hidden_size, spread, spreads
+from omnidraft.draft_length.simple_policies import Fixed, HeadThreshold, make_policy
 from omnidraft.errors import ModelError
 from omnidraft.models.language_model import LanguageModel
 from omnidraft.models.native.model import native_of
@@ -34,7 +35,7 @@ def learned(size: int) -> dict[str, torch.Tensor]:
 
 
 def bound_of(logits: torch.Tensor, temperature: float) -> float:
-    return bound(spread(logits, temperature)[0].item())
+    return bound(spread(logits, temperature)[0])
 
 
 def test_an_untrained_head_is_the_bound_by_entropy() -> None:
@@ -43,7 +44,7 @@ def test_an_untrained_head_is_the_bound_by_entropy() -> None:
         logits, hidden = some_logits(seed)[0] * seed / 4, torch.randn(8)
         for temperature in (0.0, 0.5, 1.0):
             assert head.chance(logits, hidden, temperature) == bound_of(logits, temperature)
-        started = torch.sigmoid(network(hidden[None], *spread(logits[None], 1.0)))[0]
+        started = torch.sigmoid(network(hidden[None], *spreads(logits[None])))[0]
         assert started.tolist() == pytest.approx([min(0.98, max(0.02, bound_of(logits, 1.0)))] * 2, abs=1e-5)
 
 
@@ -70,7 +71,7 @@ def test_inference_is_what_the_network_computes(scale: float) -> None:
     head.load_weights(learned(8))
     for seed in range(10):
         logits, hidden = some_logits(seed)[0].float() * scale, torch.randn(8) * (seed + 1)
-        cold, warm = torch.sigmoid(network(hidden[None], *spread(logits[None], 1.0)))[0].tolist()
+        cold, warm = torch.sigmoid(network(hidden[None], *spreads(logits[None])))[0].tolist()
         assert head.chance(logits, hidden, 0.0) == pytest.approx(cold, abs=1e-5)
         assert head.chance(logits, hidden, 1.0) == pytest.approx(warm, abs=1e-5)
 
@@ -95,7 +96,7 @@ def test_a_draft_ends_where_its_chance_as_a_whole_is_low(*, trained: bool) -> No
             logits, hidden = some_logits(seed)[length % 5] * 3, torch.randn(8)
             reach *= head.chance(logits, hidden, 1.0)
             drawn = policy.should_draw(logits, 1.0, hidden)
-            assert drawn is (reach >= 0.3 if trained else bound(spread(logits, 1.0)[0].item()) >= 0.3)
+            assert drawn is (reach >= 0.3 if trained else bound(spread(logits, 1.0)[0]) >= 0.3)
             assert (policy.no_draft_reason is None) is drawn
             if not drawn:
                 break
@@ -107,6 +108,10 @@ class Listening(Fixed):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    @property
+    def reads_hidden(self) -> bool:
+        return True
 
     def should_draw(
         self,
@@ -131,6 +136,26 @@ def test_it_reads_what_the_next_distribution_is_made_of(kind: str, *, fast: bool
     for logits, hidden in listening.seen:
         assert hidden is not None
         torch.testing.assert_close(weight @ hidden, logits, atol=0.05 if fast else 1e-4, rtol=0.05 if fast else 1e-4)
+
+
+@pytest.mark.parametrize("length", ["goodput", "head"])
+def test_a_head_is_shown_the_hidden_state_once_it_is_trained(length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, one = Head(32), Drafter(random_model("llama", SIZE, 0))
+    policy = make_policy(Drafting(draft_length=length), head)
+    assert not policy.reads_hidden
+    head.load_weights(learned(32))
+    shown: list[torch.Tensor | None] = []
+
+    def chance(_: torch.Tensor, hidden: torch.Tensor | None, __: float) -> float:
+        shown.append(hidden)
+        return 1.0
+
+    monkeypatch.setattr(head, "chance", chance)
+    one.start([3, 1, 4])
+    policy.begin(None)
+    passes.run(one.draft(1, 0.0, lambda _: 0, lambda _: True, None, policy))
+    assert len(shown) == 1
+    assert shown[0] is not None
 
 
 def test_a_model_without_an_output_layer_has_no_head(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,7 @@ def surely(weight: float, logits: torch.Tensor, temperature: float, guess: Guess
 
 KEPT = "vectors.append(q)"
 FAULTS = {
-    "q without the mixture": ("never", KEPT, "vectors.append(q if guess is None else tempered(logits, temperature))"),
+    "q without the mixture": ("never", KEPT, "vectors.append(q if guess is None else softmax(logits, temperature))"),
     "q mixed at another weight": (
         "never",
         KEPT,

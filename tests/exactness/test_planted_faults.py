@@ -238,12 +238,12 @@ FAULTS = {
         (Rewrite(residual._drafter_root, "rest / total if total > 0 else rest", "rest"),)
     ),
     "masked sampling with the raw q as Q": Fault(
-        (Rewrite(Drafter.draft, "vectors.append(q)", "vectors.append(tempered(logits, temperature))"),),
+        (Rewrite(Drafter.draft, "vectors.append(q)", "vectors.append(softmax(logits, temperature))"),),
         ("full", "inner", "long"),
         drafting={"mode": "intersection"},
     ),
     "Q at another temperature than it was drawn at": Fault(
-        (Rewrite(Drafter.draft, "vectors.append(q)", "vectors.append(tempered(logits, 1.0))"),),
+        (Rewrite(Drafter.draft, "vectors.append(q)", "vectors.append(softmax(logits, 1.0))"),),
         drafting={"drafter_temperature": 0.5},
     ),
     "stale q: the vector of the token before": Fault(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from exactness.test_planted_faults import PLAIN, Calls, Rewrite
@@ -92,8 +93,8 @@ def test_numbers_that_drafts_use_up_change_the_text(monkeypatch: pytest.MonkeyPa
     verify = TrieDraft.verify
 
     def shifted(draft: TrieDraft, target: Any, draw: Any, **how: Any) -> Any:
-        for vector in draft.vectors:
-            draw(vector)
+        for _ in draft.tokens:
+            draw(np.ones(2))
         return verify(draft, target, draw, **how)
 
     monkeypatch.setattr(TrieDraft, "verify", shifted)

@@ -29,14 +29,14 @@ def test_a_drafter_is_attached_once(target: Path, drafter: Path, monkeypatch: py
     (kept,) = ready_drafters(model).values()
     assert isinstance(kept.policy, Goodput)
     with monkeypatch.context() as patch:
-        for name in ("attach", "load_model", "load_tokenizer", "SharedDrafter"):
+        for name in ("attach", "load_drafter", "load_tokenizer", "SharedDrafter"):
             patch.setattr(kept_drafters, name, lambda *_, **__: pytest.fail("made again"))
         helped(model, drafter, omnidraft_options={})
         helped(model, drafter, omnidraft_options=None, do_sample=True)
     assert list(ready_drafters(model).values()) == [kept]
 
     with monkeypatch.context() as patch:  # other options: another pair of the same drafter
-        patch.setattr(kept_drafters, "load_model", lambda *_, **__: pytest.fail("loaded again"))
+        patch.setattr(kept_drafters, "load_drafter", lambda *_, **__: pytest.fail("loaded again"))
         for count in range(2, 8):
             helped(model, drafter, omnidraft_options={"draft_length": count}, max_new_tokens=2)
     assert len(ready_drafters(model)) == kept_drafters.KEPT

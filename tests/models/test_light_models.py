@@ -19,9 +19,10 @@ from omnidraft.models import drafter_folder
 from omnidraft.models.fast_tokenizer import FastTokenizer
 from omnidraft.models.loading import LoadedModel, load_drafter, load_model, pretrained_tokenizer
 from omnidraft.models.native.model import NativeModel, native_of
+from omnidraft.models.native.packed_matrices import Q5_1, Q8_0
 from omnidraft.models.transformers_model import TransformersModel
 from support.compilers import needs_the_8_bit_step
-from support.gguf_models import small_file
+from support.gguf_models import file_of, small_file
 from support.homes import with_native
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -125,12 +126,57 @@ def test_other_weights_than_the_config_says_are_left_to_transformers(tmp_path: P
         load_drafter(folder)
 
 
-def test_a_gguf_file_drafts_and_samples_without_transformers(tmp_path: Path, home: Path) -> None:
+KINDS = {"attn_q": "Q5_0", "attn_k": "Q5_0", "attn_v": "Q5_0", "ffn_down": "Q6_K", "output": "Q8_0"}
+
+
+def test_a_gguf_file_drafts_with_its_own_weights(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "m.gguf", KINDS, "qwen2", tie_word_embeddings=False)
+    light, whole, target = (
+        load_drafter(path),
+        load_model(path, "float32", "cpu"),
+        load_model(path, "int8", "cpu", verifies=True),
+    )
+    assert isinstance(light.lm, NativeModel)
+    assert isinstance(target.lm, NativeModel)
+    assert (light.lm.drafts, light.lm.precision, light.name) == (True, "int8", "m.gguf")
+    drafts, verifies = (each.packed_weights().groups for each in (light.lm, target.lm))
+    for name in ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"):
+        ours, theirs = (each[name].matrices[0] for each in (drafts, verifies))
+        assert ours.kind == theirs.kind
+        assert torch.equal(ours.weights, theirs.weights)
+    assert [each["lm_head"].matrices[0].kind for each in (drafts, verifies)] == [Q5_1, Q8_0]
+    for of_light, of_whole in (
+        (light.lm.parameters(), whole.lm.parameters()),
+        (light.lm.model.state_dict(), whole.lm.model.state_dict()),
+    ):
+        assert of_light.keys() == of_whole.keys()
+        assert all(torch.equal(of_light[each], of_whole[each]) for each in of_whole)
+    assert read_vocab(light.tokenizer, light.lm.vocab_size, light.lm.eos, drafts=True) == read_vocab(
+        whole.tokenizer, whole.lm.vocab_size, whole.lm.eos, drafts=True
+    )
+
+
+def test_what_a_gguf_file_has_learned_is_found_again_where_it_learns_no_more(tmp_path: Path) -> None:
+    target, drafter = small_file(tmp_path / "target.gguf"), small_file(tmp_path / "drafter.gguf")
+    chat = [{"role": "user", "content": "hello"}]
+    with omnidraft.load(target, drafter, adapt="inline", update_every=1, warn=pytest.fail) as model:
+        model.generate(chat, max_new_tokens=9)
+    assert model.learned["answers"] == 1
+    again = omnidraft.load(target, drafter, warn=pytest.fail)
+    assert again.learned["answers"] == 1
+    assert again.drafter is not None
+    assert isinstance(again.drafter.lm, NativeModel)
+    assert again.generate(chat, max_new_tokens=9).token_ids == model.generate(chat, max_new_tokens=9).token_ids
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_gguf_file_drafts_and_samples_without_transformers(tmp_path: Path, home: Path, *, given: bool) -> None:
     with_native(home)
     path = small_file(tmp_path / "m.gguf")
+    drafter = str(small_file(tmp_path / "d.gguf")) if given else "auto"
     script = f"""
 import sys, omnidraft
-model = omnidraft.load({str(path)!r}, profile=None)
+model = omnidraft.load({str(path)!r}, {drafter!r}, profile=None)
 assert model.drafter is not None
 chat = [{{"role": "user", "content": "hello"}}]
 for options in ({{}}, {{"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01}}, {{"frequency_penalty": 0.5}}):

@@ -21,7 +21,7 @@ from omnidraft.draft_length.simple_policies import DraftLengthPolicy, Fixed
 from omnidraft.errors import NumericsError
 from omnidraft.models.language_model import LanguageModel, Read
 from omnidraft.models.prefix_cache import PrefixCache, circle_of, common, shares
-from omnidraft.verification.sampling import Sampler, one_hot, softmax, tempered
+from omnidraft.verification.sampling import Sampler, largest, one_hot, softmax
 
 TAIL_IDS = 16  # ids that a drafter reads with the logits after them where others may wait: fewer take as long
 WINDOW = 1024  # tokens of a text, the last ones, that a model drafts from at most
@@ -157,12 +157,12 @@ class Drafter:
     ) -> Passes[tuple[list[int], list[Probs]]]:
         """Draw up to `length` tokens: the tokens, and for each the (V_q,) vector it was drawn from.
 
-        Without `draw`, or at temperature 0, they are the best ones, and the vectors one-hot.  Each token is handed to
-        `read`, which says whether another one could be used; `policy` says before each whether it is to be drawn, and
-        from what.  With `allowed` (V_q,) the rest is masked out before drawing, and the counts are left out.
+        At temperature 0 they are the best ones, and the vectors one-hot.  Without `draw` they are the best ones, too,
+        and there are no vectors.  Each token is handed to `read`, which says whether another one could be used;
+        `policy` says before each whether it is to be drawn, and from what.  With `allowed` (V_q,) the rest is masked
+        out before drawing, and the counts are left out.
         """
         policy = policy or Fixed()
-        best = draw is None or temperature == 0
         tokens: list[int] = []
         vectors: list[Probs] = []
         self.passes = self.read = self.counted = 0
@@ -173,19 +173,24 @@ class Drafter:
             guess = self.guess(tokens) if allowed is None else None
             if guess is not None and policy.should_use_counts(guess.chance):
                 self.counted += 1
-                size = self.model.vocab_size
-                q = one_hot(guess.best, size) if best else guess.over(size)
+                seen: torch.Tensor | Guess = guess
             elif not self.network or (tokens and not policy.should_step(tokens[-1])):
                 return tokens, vectors
             else:
                 logits = yield from self._next_logits(tokens, room=length)
-                seen = logits if logits is None or allowed is None else _only(logits, allowed)
-                if seen is None or not policy.should_draw(seen, temperature, self.sequence.hidden, guess):
+                if logits is None:
                     return tokens, vectors
-                q = _distribution(seen, temperature, guess, best=best)
-            token = int(q.argmax()) if draw is None or best else draw(q)
+                seen = logits if allowed is None else _only(logits, allowed)
+                hidden = self.sequence.hidden if policy.reads_hidden else None
+                if not policy.should_draw(seen, temperature, hidden, guess):
+                    return tokens, vectors
+            if draw is None:
+                token = _best(seen, temperature, guess)
+            else:
+                q = _distribution(seen, temperature, guess, self.model.vocab_size)
+                token = draw(q) if temperature else int(q.argmax())
+                vectors.append(q)
             tokens.append(token)
-            vectors.append(q)
             if not read(token) or len(tokens) == length:
                 return tokens, vectors
 
@@ -303,18 +308,28 @@ class AttachedDrafter:
         return int((offsets[1:] - offsets[:-1]).max(initial=1))
 
 
-def _distribution(logits: torch.Tensor, temperature: float, guess: Guess | None, *, best: bool) -> Probs:
-    """The distribution that a token is drawn from, (V_q,): the mixture, or the one-hot of its best token.
+def _distribution(seen: torch.Tensor | Guess, temperature: float, guess: Guess | None, size: int) -> Probs:
+    """The distribution that a token is drawn from, (V_q,), of the counts alone or of logits and a guess of theirs."""
+    if temperature == 0:
+        return one_hot(_best(seen, temperature, guess), size)
+    return seen.over(size) if isinstance(seen, Guess) else _mixture(seen, temperature, guess)
 
-    At temperature 0 that of the mixture at temperature 1.
-    """
+
+def _best(seen: torch.Tensor | Guess, temperature: float, guess: Guess | None) -> int:
+    """The likeliest token of that distribution, at temperature 0 of the one at 1."""
+    if isinstance(seen, Guess):
+        return seen.best
+    if guess is None:
+        return largest(seen[None])[0]  # a vector over the vocabulary would take longer to make
+    return int(_mixture(seen, temperature or 1.0, guess).argmax())
+
+
+def _mixture(logits: torch.Tensor, temperature: float, guess: Guess | None) -> Probs:
     try:
-        if guess is None:
-            return tempered(logits, 0 if best else temperature)
-        mixture = guess.mixed(softmax(logits, temperature or 1.0))
-        return one_hot(int(mixture.argmax()), logits.shape[-1]) if best else mixture
+        probs = softmax(logits, temperature)
     except NumericsError as error:
         raise NumericsError(UNUSABLE) from error
+    return probs if guess is None else guess.mixed(probs)
 
 
 def _only(logits: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from omnidraft.distillation.losses import TeacherDistributions, acceptance
-from omnidraft.draft_length.acceptance_head import PREFIX, HeadNetwork, spread
+from omnidraft.draft_length.acceptance_head import PREFIX, HeadNetwork, spreads
 
 LEARNING_RATE = 3e-3
 
@@ -29,7 +29,7 @@ class HeadTrainer:
         logits = logits.detach()
         labels = acceptance(logits, teacher, self._temperature)
         with torch.enable_grad():
-            log_odds = self._network(hidden.detach()[teacher.positions], *spread(logits[teacher.positions], 1.0))
+            log_odds = self._network(hidden.detach()[teacher.positions], *spreads(logits[teacher.positions]))
             loss = torch.nn.functional.binary_cross_entropy_with_logits(log_odds, labels)
             if not bool(torch.isfinite(loss)):
                 return

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from omnidraft.errors import ModelError
@@ -26,16 +27,27 @@ EXTRA = 3  # inputs beside the hidden state
 SURE = 0.02  # the bound is kept this far from 0 and 1 before it is corrected
 
 
-def spread(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Entropy in nats, and log of the largest probability, of logits (..., V) at a temperature, 1 where it is 0."""
-    # few calls: after a pass of the target, code is in no cache of the processor, and takes ten times as long
+def spreads(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Entropy in nats, and log of the largest probability, of each row of logits (..., V)."""
     scores = logits.float()
     scores = scores - scores.amax(-1, keepdim=True)
-    if temperature not in (0, 1):
-        scores /= temperature
     weights = torch.softmax(scores, -1)
     best = weights.amax(-1).log()
     return -best - (weights * scores.clamp_min(LEAST)).sum(-1), best
+
+
+def spread(logits: torch.Tensor, temperature: float) -> tuple[float, float]:
+    """Entropy in nats, and log of the largest probability, of logits (V,) at a temperature, 1 where it is 0."""
+    # few calls, of numpy: after a pass of the target, code is in no cache of the processor, and takes ten times as long
+    scores = logits.float().cpu().numpy()
+    scores = scores - scores.max()
+    if temperature not in (0, 1):
+        scores /= temperature
+    scores = np.maximum(scores, LEAST)
+    weights = np.exp(scores)
+    total = float(weights.sum())
+    best = -math.log(total)
+    return -best - float(weights @ scores) / total, best
 
 
 def bound(nats: float) -> float:
@@ -115,12 +127,11 @@ class Head:
 
     def chance(self, logits: torch.Tensor, hidden: torch.Tensor | None, temperature: float) -> float:
         """Acceptance probability of a token of logits (V_q,), made of the hidden state (H,)."""
-        entropy, largest = spread(logits, 1.0 if self.trained else temperature)
-        nats = entropy.item()
+        nats, best = spread(logits, 1.0 if self.trained else temperature)
         if self._inner is None or hidden is None:
             return bound(nats)
         # what HeadNetwork computes in few calls: after a pass of the target each costs ten times as much
-        state, best = hidden.detach().float().cpu(), largest.item()
+        state = hidden.detach().float().cpu()
         scale = math.sqrt(torch.dot(state, state).item() / len(state) + 1e-12)
         likely = min(1 - SURE, max(SURE, 1 - math.sqrt(SLOPE * max(0.0, nats))))
         base, warmth = math.log(likely / (1 - likely)), min(1.0, temperature)

@@ -133,6 +133,10 @@ class Goodput:
             self.acceptance.fade()
         return self._budget > self._prefill
 
+    @property
+    def reads_hidden(self) -> bool:
+        return self._head.trained
+
     def should_use_counts(self, chance: float) -> bool:
         """True if a token of the counts alone pays and a step of the drafter would gain less than it costs."""
         length = len(self._bins)

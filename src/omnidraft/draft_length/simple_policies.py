@@ -47,6 +47,11 @@ class Fixed:
         """True to draft if the target then reads `count` committed tokens again beside the draft."""
         return count <= REREADS
 
+    @property
+    def reads_hidden(self) -> bool:
+        """True if `should_draw` makes something of the hidden state, which takes time to compute."""
+        return False
+
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:  # noqa: ARG002
         """True to draft in this round; `walk` segments the draft, `chance` is that of the counts' first token."""
         self.no_draft_reason = None
@@ -90,6 +95,10 @@ class HeadThreshold(Fixed):
         self._threshold, self._head = threshold, head
         self._reach = 1.0
 
+    @property
+    def reads_hidden(self) -> bool:
+        return self._head.trained
+
     def begin(self, walk: Walk | None, chance: float = 0.0) -> bool:
         self._reach = 1.0
         return super().begin(walk, chance)
@@ -108,7 +117,7 @@ class HeadThreshold(Fixed):
         guess: Guess | None = None,  # noqa: ARG002
     ) -> bool:
         if not self._head.trained:
-            sure = bound(spread(logits, temperature)[0].item()) >= self._threshold
+            sure = bound(spread(logits, temperature)[0]) >= self._threshold
         else:
             self._reach *= self._head.chance(logits, hidden, temperature)
             sure = self._reach >= self._threshold

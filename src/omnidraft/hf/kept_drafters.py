@@ -18,7 +18,7 @@ from omnidraft.counts.answer_memory import AnswerMemory
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.draft_length.simple_policies import DraftLengthPolicy, make_policy
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
+from omnidraft.models.loading import LoadedModel, load_drafter, load_tokenizer
 from omnidraft.models.transformers_model import PretrainedModel, TransformersModel
 from omnidraft.profiles.adaptive_drafter import AdaptiveDrafter
 
@@ -99,7 +99,9 @@ def _source(
         raise ConfigError("omnidraft_drafter_tokenizer is for a drafter that is given as a model: leave it out")
     if isinstance(drafter, str | Path):
         place = zoo.resolve(drafter)
-        return place, lambda: _shared(load_model(place, device=str(target.device)), native_step)
+        return place, lambda: _shared(
+            load_drafter(place, device=str(target.device), native_step=native_step), native_step
+        )
     if isinstance(drafter, OmniDraft):
         loaded, shared = shared_drafter(drafter, drafting)
         return shared, lambda: (loaded, shared)

@@ -17,7 +17,7 @@ from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.decoding.stats import Stats
 from omnidraft.errors import ConfigError, ModelError
-from omnidraft.models.loading import load_model
+from omnidraft.models.loading import load_drafter, load_model
 from omnidraft.verification.round import Round
 
 Say = Callable[[str], None]
@@ -86,7 +86,7 @@ def compare_drafters(
     drafting = Drafting(reuse_answers="nothing")
     for name in drafters:
         say(f"loading {name}")
-        drafter = load_model(zoo.resolve(name), say=warn)
+        drafter = load_drafter(zoo.resolve(name), say=warn)
         shared = SharedDrafter(drafter.lm)
         attached = attach_drafter(loaded, vocab, drafter, drafting, warn, shared)
         methods.append(LaneMethod(name, Lane(loaded.lm, vocab.eos, attached, drafting), Sampling()))

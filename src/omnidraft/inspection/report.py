@@ -16,7 +16,7 @@ from omnidraft.draft_length.cost_model import CostModel, PassTimes, time_passes
 from omnidraft.errors import ConfigError, ModelError
 from omnidraft.inspection.models import Model, Unloaded, read_model
 from omnidraft.inspection.vocabularies import Special, Spellings, specials, spellings
-from omnidraft.models.loading import load_model
+from omnidraft.models.loading import load_drafter, load_model
 
 Say = Callable[[str], None]
 DRAFT_LENGTHS = (1, 2, 4, 8)  # draft tokens per round
@@ -76,7 +76,7 @@ def inspect_pair(target: str | Path, drafter: str | Path, *, time: bool = False,
         say("loading and timing both models")
         try:
             loaded = load_model(zoo.resolve(target), verifies=True).lm
-            steps = time_passes(loaded, SharedDrafter(load_model(zoo.resolve(drafter)).lm).model)
+            steps = time_passes(loaded, SharedDrafter(load_drafter(zoo.resolve(drafter)).lm).model)
         except ModelError as error:
             return Inspection(works=False, reason=str(error), **figures)
         figures |= {"steps": steps, "break_even": break_evens(CostModel.profiled(steps))}

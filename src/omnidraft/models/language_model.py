@@ -22,7 +22,9 @@ ROOM = 256  # tokens that a KV cache grows by, at least
 class KVSequence(Protocol):
     """One text in a KV cache of its own."""
 
-    hidden: torch.Tensor | None  # (H,) input of the LM head at the last id read, where `new_sequence` was asked for it
+    @property
+    def hidden(self) -> torch.Tensor | None:
+        """(H,) input of the LM head at the last id read, where `new_sequence` was asked for it."""
 
     @property
     def model(self) -> LanguageModel:

@@ -53,6 +53,7 @@ SLOWER = 1.25  # times the other's: two that are closer must not be chosen by th
 BF16_PARAMETERS = 100_000_000  # below this, a token took as long in bfloat16 as in float32 on a CPU with AMX
 HINT_PARAMETERS = 100_000_000  # below, a token takes milliseconds in any dtype, and most such models are for tests
 HINT_TIMES = 2.0  # those of 8 bits: a dtype that takes fewer is no slow path
+OF_DRAFTERS = "its answers do not depend on it"  # why their precision was chosen
 # tensors that leave the logits of a text as they are: constants that were stored once, and weights for images or drafts
 UNREAD = re.compile(
     r"(\.inv_freq|_positions\.weights|\batt(entio)?n\.((masked_)?bias|causal_mask))$|^(model\.)?(mtp|vis|audio|multi_m)"
@@ -142,24 +143,38 @@ def _load_light(source: str, dtype: str, place: torch.device) -> LoadedModel | N
 
     None where it is no such file, has no native step, or is no faster in it.
     """
+    if (skeleton := _light_skeleton(source, place)) is None:
+        return None
+    reason = "asked for"
+    if dtype == "auto":
+        chosen, reason = _rounded(choose_dtype(place, None, skeleton.num_parameters())[0])
+        if chosen != "int8":
+            return None
+    native = partial(NativeModel, load=partial(load_skeleton, source))
+    return _read_light(source, skeleton, native, place, reason)
+
+
+def _light_skeleton(source: str, place: torch.device) -> Skeleton | None:
+    """The skeleton of a GGUF file's model; None where it is no such file, or has no native step."""
     if place.type != "cpu" or not is_gguf(source):
         return None
     skeleton = load_light_skeleton(Path(source))
     if skeleton is None or unsupported_config(skeleton.config, BY_CLASS[skeleton.model_class]) is not None:
         return None
     check_rotation(skeleton.config, source)
-    reason = "asked for"
-    if dtype == "auto":
-        chosen, reason = _rounded(choose_dtype(place, None, skeleton.num_parameters())[0])
-        if chosen != "int8":
-            return None
+    return skeleton
+
+
+def _read_light(
+    source: str, skeleton: Skeleton, native: Callable[..., NativeModel], place: torch.device, reason: str
+) -> LoadedModel:
+    """The model of a GGUF file, of its weights as they are in the file."""
     make_tokenizer = gguf_tokenizer.fast_tokenizer(Path(source))
     with thread_beside() as pool:  # weights are read and packed outside of Python
         tokenizer = pool.submit(make_tokenizer)
         with _room_for_weights(skeleton, source, "int8", place), _reading("weights", source, local=True):
-            weights = weights_of(Path(source), skeleton)
-            native = NativeModel(skeleton, weights, name=source, load=partial(load_skeleton, source))
-        return LoadedModel(native, tokenizer.result(), Path(source).resolve().name, reason)
+            lm = native(skeleton, weights_of(Path(source), skeleton), name=source)
+        return LoadedModel(lm, tokenizer.result(), Path(source).resolve().name, reason)
 
 
 def load_drafter(
@@ -169,19 +184,31 @@ def load_drafter(
     say: Callable[[str], None] = _log.info,
     *,
     graphs: bool = False,
+    native_step: bool = True,
 ) -> LoadedModel:
-    """Load a drafter that does not learn: as `load_model`, but of the native step alone where it has one.
+    """Load a drafter: as `load_model`, but for the native step alone where it has one and that is to be used.
 
-    Then its weights are in 5 bits; the model of transformers is loaded if it is asked for.
+    Then its weights are those of its GGUF file, else in 5 bits; the model of transformers is loaded if it is asked for.
     """
     source, local = locate(name)
     place = _place(device, graphs=graphs)
-    light = _light_drafter(Path(source), place, say) if local and place.type == "cpu" and dtype == "auto" else None
+    alone = native_step and local and place.type == "cpu" and dtype == "auto"
+    light = _light_drafter(Path(source), place, say) if alone else None
     return light or load_model(name, dtype, device, say, graphs=graphs)
 
 
-def _light_drafter(folder: Path, place: torch.device, say: Callable[[str], None]) -> LoadedModel | None:
+def _light_drafter(source: Path, place: torch.device, say: Callable[[str], None]) -> LoadedModel | None:
     """A drafter without a class of transformers; None where its files say too little, or it has no native step."""
+    if not is_gguf(source):
+        return _light_folder(source, place, say)
+    if (skeleton := _light_skeleton(str(source), place)) is None:
+        return None
+    native = partial(NativeModel, drafts=True, load=lambda: load_model(source, "auto", "cpu", say).lm.model)
+    return _read_light(str(source), skeleton, native, place, OF_DRAFTERS)
+
+
+def _light_folder(folder: Path, place: torch.device, say: Callable[[str], None]) -> LoadedModel | None:
+    """A drafter of a folder."""
     try:
         skeleton, tokenizer = drafter_folder.read_skeleton(folder), drafter_folder.read_tokenizer(folder)
         if skeleton is None or tokenizer is None or unsupported_config(skeleton.config, BY_CLASS[skeleton.model_class]):
@@ -202,7 +229,7 @@ def _light_drafter(folder: Path, place: torch.device, say: Callable[[str], None]
             return load_model(folder, precision, "cpu", say).lm.model
 
         native = NativeModel(skeleton, weights, drafts=True, name=source, load=load)
-    return LoadedModel(native, tokenizer, folder.resolve().name, "its answers do not depend on it")
+    return LoadedModel(native, tokenizer, folder.resolve().name, OF_DRAFTERS)
 
 
 def _room_for_weights(

@@ -6,7 +6,7 @@ import inspect
 import re
 import secrets
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -82,7 +82,7 @@ class PretrainedModel:
         """Weights by name, by which the model is known again."""
         raise NotImplementedError
 
-    def parameters(self) -> dict[str, torch.Tensor]:
+    def parameters(self) -> Mapping[str, torch.Tensor]:
         """The weights that training changes, by name: a head that is the embedding is not among them."""
         raise NotImplementedError
 

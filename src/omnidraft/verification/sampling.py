@@ -91,11 +91,6 @@ def largest(scores: torch.Tensor) -> list[int]:
     return best
 
 
-def tempered(logits: torch.Tensor, temperature: float) -> Probs:
-    """Return the drafter's distribution at a temperature, (V,) -> (V,); 0 is the one-hot of the largest logit."""
-    return softmax(logits, temperature) if temperature else one_hot(largest(logits[None])[0], logits.shape[-1])
-
-
 def one_hot(index: int, size: int) -> Probs:
     """All probability at an index, (size,)."""
     probs = np.zeros(size)

@@ -15,7 +15,7 @@ from omnidraft.decoding.drafter import AttachedDrafter
 from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.defaults import AUTO, drafter_for
 from omnidraft.errors import ConfigError
-from omnidraft.models.loading import LoadedModel, load_model, load_skeleton, load_tokenizer
+from omnidraft.models.loading import LoadedModel, load_drafter, load_skeleton, load_tokenizer
 from omnidraft.models.transformers_model import TransformersModel
 
 TEXTS = ("drafter", "target", "device")
@@ -66,8 +66,9 @@ def load_pair(
     known = LoadedModel(lm=lm, tokenizer=load_tokenizer(place), name=str(target), dtype_reason="without its weights")
     vocab = read_vocab(known.tokenizer, lm.vocab_size, lm.eos)
     name = drafter_for(target, warn) if drafter == AUTO else drafter
-    loaded = load_model(zoo.resolve(name), "auto", device, warn)
-    shared = SharedDrafter(loaded.lm, native_step=drafting.drafter_backend == "auto")
+    native_step = drafting.drafter_backend == "auto"
+    loaded = load_drafter(zoo.resolve(name), "auto", device, warn, native_step=native_step)
+    shared = SharedDrafter(loaded.lm, native_step=native_step)
     attached = attach_drafter(known, vocab, loaded, drafting, warn, shared)
     return RemotePair(attached=attached, shared=shared, vocab=vocab)
 

@@ -20,6 +20,7 @@ from omnidraft.models.language_model import CachedSequence, KVSequence, Read, ch
 from omnidraft.models.memory import needing, raise_for_pass
 from omnidraft.models.native import rotary, step
 from omnidraft.models.native.kv_cache import Angles, KVBlocks
+from omnidraft.models.native.packed_matrices import StoredWeights
 from omnidraft.models.native.prebuilt import source_bytes
 from omnidraft.models.native.rotary import Rotation
 from omnidraft.models.native.step import Norm, pointer
@@ -65,7 +66,7 @@ class NativeModel(PretrainedModel):
         self._angles = Angles(list(rotations.values()), _query_factors(family, config))
         self._shape = _shape(family, config, self._angles.columns)
         self._source, self.drafts = source, drafts
-        self.precision = "Q5_1" if drafts else "int8"
+        self.precision = "Q5_1" if drafts and not isinstance(source, StoredWeights) else "int8"
         weights = LayerWeights(source, overrides or {}, self.skeleton.shapes, drafts=drafts)
         tied = bool(config.tie_word_embeddings) and not _apart(source)
         stored = EMBEDDING in source  # tied ones are stored by either name
@@ -110,13 +111,15 @@ class NativeModel(PretrainedModel):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """A sample of each matrix by name, however they lie in memory; of a model that drafts, the unrounded ones."""
-        if self.drafts:
+        if self.drafts and not isinstance(self._source, StoredWeights):
             return dict(self._source)
         return {
             name: each.sample() for name, each in {**self._layer_weights.groups, **self._layer_weights.in_file}.items()
         }
 
-    def parameters(self) -> dict[str, torch.Tensor]:
+    def parameters(self) -> Weights:
+        if isinstance(self._source, StoredWeights):
+            return self._source  # a file has no head that is the embedding; each is read when it is asked for
         tied = self.skeleton.config.tie_word_embeddings
         return {name: weight for name, weight in self._source.items() if not (tied and name == HEAD)}
 
@@ -147,11 +150,11 @@ class NativeModel(PretrainedModel):
         for each, (start, end) in zip(reads, pairwise(ends), strict=True):
             sequence = cast("NativeSequence", each.sequence)
             if sequence.keeps_hidden and end > start:
-                sequence.hidden = self._normalized(x[end - 1])
+                sequence.last = x[end - 1]
         logits = self._head(x, self._before_head, self._cap)
         return [logits[start:end] for start, end in pairwise(ends)]
 
-    def _normalized(self, x: torch.Tensor) -> torch.Tensor:
+    def normalized(self, x: torch.Tensor) -> torch.Tensor:
         """The input of the LM head (hidden), of an output of the last layer."""
         weight, epsilon, centered = self._norm
         values = x.numpy()  # calls of torch, after a pass has taken the caches, are a seventh of a drafter's step
@@ -195,7 +198,13 @@ class NativeSequence(CachedSequence):
     def __init__(self, model: NativeModel, shape: step.Shape, *, hidden: bool) -> None:
         super().__init__(model)
         self.keeps_hidden = hidden
+        self.last: torch.Tensor | None = None  # (H,) output of the last layer, of one that keeps it
         self.cache = KVBlocks(shape)
+
+    @property
+    def hidden(self) -> torch.Tensor | None:  # type: ignore[override]
+        """Computed when it is asked for, as few drafts do."""
+        return None if self.last is None else self.model.normalized(self.last)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -205,7 +214,7 @@ class NativeSequence(CachedSequence):
         check_crop(length, self.length)
         self.cache.crop(length)
         if length == 0:
-            self.hidden = None
+            self.last = None
         self.length = length
 
     def copy(self, other: KVSequence, length: int) -> None:
@@ -221,7 +230,7 @@ class NativeSequence(CachedSequence):
     def adopt(self, blocks: Sequence[torch.Tensor], length: int, held: int = 0) -> None:  # noqa: ARG002
         """Hold the first `length` ids that these blocks hold, and no others."""
         self.cache.adopt(blocks)
-        self.hidden, self.length = None, length
+        self.last, self.length = None, length
 
     def data_of(self, block: torch.Tensor) -> memoryview:
         """The bytes of a block."""

@@ -20,7 +20,8 @@ GGML_TYPES = (0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 20, 30)  # those that step.c take
 FLOAT_TYPES = (0, 1, 30)  # F32, F16 and BF16, which have no scales
 SAMPLED = 16  # rows
 READ_BYTES = 2**21  # of a file that are read at a time, about: they stay in a cache, and in memory that is used again
-Q5_1 = 7  # a GGML type: blocks of ENTRIES columns, with a scale and the least value in 16 bits, and 5 bits a column
+Q8_0 = 8  # a GGML type
+Q5_1 = 7  # another: blocks of ENTRIES columns, with a scale and the least value in 16 bits, and 5 bits a column
 ENTRIES, LARGEST = 32, 31
 # the largest weight of a matrix whose scales and least values numbers of 16 bits hold: above and below
 LARGEST_WEIGHTS = 2.0**-8, 2.0**14
@@ -106,7 +107,10 @@ def _check_ids(ids: Sequence[int], out: int) -> None:
 def quantized_q5_1(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> BlockGroup | None:
     """A matrix (out, in) rounded to 5 bits; None where 8 are better: by its columns or weights, or without rows."""
     out, columns = weight.shape
-    if not out or columns % ENTRIES or not LARGEST_WEIGHTS[0] < float(weight.abs().max()) < LARGEST_WEIGHTS[1]:
+    if not out or columns % ENTRIES:
+        return None
+    least, largest = weight.aminmax()
+    if not LARGEST_WEIGHTS[0] < max(-float(least), float(largest)) < LARGEST_WEIGHTS[1]:
         return None
     return BlockGroup(
         StoredMatrix(name, Q5_1, out, columns, lambda start, end: _as_q5_1(weight[start:end].float()), bias=bias)
