@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import httpx
@@ -77,7 +78,20 @@ def test_with_a_key_all_is(guarded: At) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "[", "10.0.0.1", "0.0.0.0.evil.example"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8080",
+        "",
+        "127.0.0.1.evil.example",
+        "[",
+        "10.0.0.1",
+        "0.0.0.0.evil.example",
+        "internal",
+        "host.docker.internal.evil.example",
+        "localhost.evil.example",
+        "a.local",
+    ],
 )
 def test_a_name_that_is_made_to_point_here_is_refused(server: At, host: str) -> None:
     refused = server.get("/v1/models", headers={"Host": host})
@@ -85,7 +99,12 @@ def test_a_name_that_is_made_to_point_here_is_refused(server: At, host: str) -> 
     assert "Host" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8080", "0.0.0.0:8080", "[::]:1"])
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8080", "0.0.0.0:8080", "[::]:1", "localhost.:8080",
+     "tauri.localhost", "host.docker.internal:8080", "Host.Docker.Internal", gethostname(),
+     f"{gethostname()}.local:80"],
+)  # fmt: skip
 def test_names_of_this_machine_are_not(server: At, host: str) -> None:
     assert server.get("/v1/models", headers={"Host": host}).status_code == 200
     foreign = {"Host": host, "Origin": "http://evil.example"}
@@ -293,8 +312,8 @@ def test_origins_are_matched_whole_or_by_their_scheme(allowed: str, origin: str,
 
 
 def test_a_host_that_is_allowed_may_name_this_machine(target: Path, drafter: Path) -> None:
-    with serving([target], drafter, allowed_host=("Host.docker.internal",)) as at:
-        for host, status in (("host.docker.internal:80", 200), ("elsewhere.example", 403)):
+    with serving([target], drafter, allowed_host=("Proxy.example",)) as at:
+        for host, status in (("proxy.example:80", 200), ("elsewhere.example", 403)):
             assert at.get("/v1/models", headers={"Host": host}).status_code == status
 
 

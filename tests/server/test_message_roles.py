@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,6 +114,20 @@ def test_every_api_answers_where_the_template_has_no_system_message(
     answered = server.post(path, {"model": model, **body})
     assert answered.status_code == 200
     assert not answered.json().get("omnidraft", {}).get("ignored")
+
+
+@pytest.mark.parametrize("model", ["none", "one"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pens"}}])
+def test_a_call_is_forced_where_the_template_has_no_place_for_tools(server: At, model: str, choice: Any) -> None:
+    """As libraries that ask for structured output do, whatever the model."""
+    schema = {"type": "object", "properties": {"n": {"enum": [3, 5]}}, "required": ["n"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "pens", "parameters": schema}}]
+    asked = {"model": model, "messages": user("A"), "tools": tools, "tool_choice": choice, "max_tokens": 60}
+    found = server.chat(**asked).json()
+    (answer,) = found["choices"]
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] == "pens"
+    assert json.loads(call["function"]["arguments"]) in ({"n": 3}, {"n": 5})
 
 
 def test_what_no_order_of_roles_mends_is_refused_in_the_words_of_the_template(server: At) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import ollama
 import pytest
 
-from support.serving import PATIENT, QUESTION, At, user
+from omnidraft.models.loading import load_model
+from omnidraft.models.native.model import NativeModel
+from support.gguf_models import small_file
+from support.serving import PATIENT, QUESTION, At, serving, user
 
 OPTIONS: dict[str, Any] = {"temperature": 0, "num_predict": 40, "num_ctx": 4096, "num_thread": 2}
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"pens": {"type": "integer"}}, "required": ["pens"]}
@@ -135,8 +139,8 @@ def test_openais_routes_are_there_without_v1_and_to_be_looked_at(server: At) -> 
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": -1}, {"temperature": "x"}, {"top_p": 2}, {"top_k": -5}, {"repeat_penalty": 0}, {"stop": ["", ""]},
-     {"seed": 2**70}, {"frequency_penalty": True}, {"num_predict": 0}],
+    [{"temperature": -1}, {"temperature": "x"}, {"top_p": 2}, {"top_k": -5}, {"repeat_penalty": 0}, {"stop": 1},
+     {"seed": 2**70}, {"frequency_penalty": True}, {"num_predict": -3}],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 def test_an_option_that_cannot_be_is_named(server: At, path: str, options: dict[str, Any]) -> None:
@@ -144,6 +148,30 @@ def test_an_option_that_cannot_be_is_named(server: At, path: str, options: dict[
     found = server.post(path, {"model": "chat", "options": options, **asked})
     assert found.status_code == 400
     assert found.json()["error"].startswith(f"options.{next(iter(options))}")
+
+
+def test_no_limit_and_no_stop_string_may_be_said_as_in_ollama(server: At) -> None:
+    asked = {"model": "chat", "messages": user("x"), "stream": False}
+    said = [
+        server.post("/api/chat", asked | {"options": {"temperature": 0} | options}).json()["message"]["content"]
+        for options in ({"num_predict": -1}, {"num_predict": 0}, {"stop": ["", ""]})
+    ]
+    assert said[0]
+    assert said == said[:1] * 3
+
+
+def test_a_list_of_models_loads_no_class_of_transformers(
+    tmp_path: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients ask for it first, and wait for some seconds at most."""
+    path = small_file(tmp_path / "m.gguf")
+    with serving([path], drafter, {"dtype": "auto"}) as at:
+        monkeypatch.setattr(NativeModel, "model", property(lambda _: pytest.fail("it was loaded")))
+        (entry,) = at.get("/api/tags").json()["models"]
+        assert entry["details"]["family"] == "qwen2"
+        assert at.get("/api/ps").json()["models"][0]["size_vram"] == 0
+        shown = at.post("/api/show", {"model": entry["name"]}).json()
+    assert shown["model_info"]["general.parameter_count"] == load_model(path, "float32").lm.model.num_parameters()
 
 
 def test_options_without_effect_are_named(server: At) -> None:

@@ -45,7 +45,7 @@ def _answer(model: OmniDraft, ids: list[int], asked: dict[str, Any], *, as_json:
         code = flags.INTERRUPTED
     finally:
         if not as_json:
-            print()
+            print(flush=True)  # before what is said on stderr, which may be the same file
     if as_json:
         print(json.dumps(answering.as_dict(stream.result) | answering.described(model)))
     flags.say(answering.summary(stream.result))

@@ -81,7 +81,7 @@ def _parser() -> flags.CommandParser:
         action="append",
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help="name by which clients may address this machine, such as host.docker.internal; repeatable",
+        help="name by which clients may address this machine, such as proxy.example; repeatable",
     )
     server.add_argument("--log-prompts", action="store_true", help="write prompts to the log")
     more = parser.add_argument_group("drafting, learning and devices")

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.server.errors import REQUEST_ID, RETRY_S, ApiError, response
-from omnidraft.server.server_settings import ANY, MEGABYTE, Serving, is_loopback
+from omnidraft.server.server_settings import ANY, MEGABYTE, Serving, is_local
 
 BUSY = "too many requests are open: try again later"
 TOGETHER = 16  # times the size of a request that all at once may have
@@ -114,7 +114,7 @@ class Guard:
         host = headers.get("host", "")
         name, _ = _address(f"//{host}")
         # a name that is made to point here
-        if self._settings.loopback and not (is_loopback(name) or name in (*ANY, *self._settings.allowed_host)):
+        if self._settings.loopback and not (is_local(name) or name in (*ANY, *self._settings.allowed_host)):
             return ApiError(403, "the Host header names another machine: use localhost, or --allowed-host")
         origin = headers.get("origin")
         if origin is not None:

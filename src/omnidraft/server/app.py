@@ -73,12 +73,13 @@ class Server:
         self._since = datetime.fromtimestamp(int(self._born), UTC).isoformat()
 
     def model(self, name: str | None) -> ServedModel:
-        """The target of this name, or the first; raises ApiError."""
+        """The target of this name, or the first; the only one whatever its name.  Raises ApiError."""
         if (error := self.scheduler.refusal) is not None:
             raise error
-        served = [one for one in self.scheduler.served if not name or _is_called(one, name)]
+        targets = self.scheduler.served
+        served = [one for one in targets if not name or len(targets) == 1 or _is_called(one, name)]
         if not served:
-            known = ", ".join(one.name for one in self.scheduler.served)
+            known = ", ".join(one.name for one in targets)
             raise ApiError(404, f"no such model: use one of {known}", param="model", code="model_not_found")
         return served[0]
 
@@ -87,11 +88,9 @@ class Server:
 
         The name is, too, where it is another one's and there is but one target.
         """
-        first = self.model(None)
-        name, ignored = asked.body.model, list(asked.ignored)
-        if name and len(self.scheduler.served) == 1 and not _is_called(first, name):
-            return first, ["model", *ignored]
-        return self.model(name), ignored
+        name, served = asked.body.model, self.model(asked.body.model)
+        other = bool(name) and not _is_called(served, str(name))
+        return served, [*(["model"] if other else ()), *asked.ignored]
 
     async def received(self, request: Request, kind: type[AnyT]) -> Received[AnyT]:
         """The body of a request; raises ApiError."""

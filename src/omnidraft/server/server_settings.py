@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from socket import gethostname
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ from omnidraft.config import Settings, integer, number, shown
 from omnidraft.errors import ConfigError
 
 LOCAL = "localhost"
+PRIVATE = (".localhost", ".internal")  # ends of names that are kept for one machine, and for private networks
 ANY = ("0.0.0.0", "::")  # noqa: S104  a client that connects to these reaches its own machine
 MEGABYTE = 2**20
 
@@ -141,6 +143,12 @@ class Serving(Settings):
     def loopback(self) -> bool:
         """True where only this machine reaches the server."""
         return is_loopback(self.host)
+
+
+def is_local(name: str) -> bool:
+    """True for a name that no public one can be: of this machine, or of a private network, as Docker names its host."""
+    name, host = name.lower().removesuffix("."), gethostname().lower()
+    return is_loopback(name) or name.endswith(PRIVATE) or (bool(name) and name in (host, f"{host}.local"))
 
 
 def is_loopback(host: str) -> bool:

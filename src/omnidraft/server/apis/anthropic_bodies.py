@@ -243,7 +243,7 @@ class MessagesRequest(CountRequest):
 
     output_format: OutputFormat | None = None  # as older clients call `output_config.format`
     max_tokens: base.Length | None = None
-    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=base.MAX_STOPS)] | None = None
+    stop_sequences: base.Stops | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1e30)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -87,6 +87,8 @@ def _asked(body: Asked) -> dict[str, Any]:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.omnidraft is not None:
         fields["omnidraft"] = body.omnidraft.model_dump(exclude_none=True)
+    if fields.get("max_tokens") == 0:
+        fields["max_tokens"] = -1  # as in Ollama, where 0 is no limit
     return fields
 
 
@@ -232,7 +234,7 @@ def listed(served: ServedModel, *, running: bool = False) -> dict[str, Any]:
         "capabilities": capabilities(served),
     }
     lm: Any = served.model.target.lm
-    vram = size if lm.model.device.type in ("cuda", "mps") else 0
+    vram = size if lm.device.type in ("cuda", "mps") else 0
     more = {"expires_at": "2100-01-01T00:00:00Z", "size_vram": vram, "context_length": lm.context}
     return entry | (more if running else {})
 
@@ -240,7 +242,8 @@ def listed(served: ServedModel, *, running: bool = False) -> dict[str, Any]:
 def shown(served: ServedModel) -> dict[str, Any]:
     """A target as `/api/show` has it."""
     target = served.model.target
-    config: Any = target.lm.model.config
+    skeleton = target.lm.skeleton  # to ask for the model itself would load its class of transformers
+    config: Any = skeleton.config
     return {
         "modelfile": "",
         "parameters": "",
@@ -249,7 +252,7 @@ def shown(served: ServedModel) -> dict[str, Any]:
         "model_info": {
             "general.architecture": config.model_type,
             "general.basename": served.name,
-            "general.parameter_count": target.lm.model.num_parameters(),
+            "general.parameter_count": skeleton.num_parameters(),
             f"{config.model_type}.context_length": target.lm.context,
         },
         "capabilities": capabilities(served),
@@ -286,7 +289,7 @@ def moment(seconds: float) -> str:
 
 def _details(served: ServedModel) -> dict[str, Any]:
     lm: Any = served.model.target.lm
-    family, size = lm.model.config.model_type, lm.model.num_parameters()
+    family, size = lm.skeleton.config.model_type, lm.skeleton.num_parameters()
     return {
         "parent_model": "",
         "format": served.files.format,

@@ -81,9 +81,12 @@ class Media(BaseModel):
 MEDIA = dict.fromkeys(
     ("image", "image_url", "input_image", "document", "file", "input_file", "input_audio", "audio"), "media"
 )
+# empty ones, as of a form with a comma at its end, stop nothing
+Stops = Annotated[
+    list[str], Field(max_length=MAX_STOPS), AfterValidator(lambda words: [word for word in words if word])
+]
 Stop = Annotated[
-    Annotated[str, Tag("~string")]
-    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), Tag("~list")],
+    Annotated[str, Tag("~string")] | Annotated[Stops, Tag("~list")],
     of_kind("a string or a list of strings"),
 ]
 Token = Annotated[int, Field(ge=0, le=2**31)]

@@ -172,11 +172,11 @@ def _conversation(
     _check(served, settings, ids, prompt.where)  # before anything else is done with a prompt that is too long
     wraps = served.marks.wraps
     if functions and not served.takes_tools:
-        if tools.forced:
-            why = "asks for a call, and the target's chat template has no place for tools"
-            raise ApiError(400, f"tool_choice {why}: leave it out, or use another target", param="tool_choice")
         if (told := _told_in_words(served, settings, prompt, functions)) is not None:
             (prompt, ids), wraps = told, True
+        elif tools.forced:
+            why = "asks for a call, and the target's chat template has no place for tools"
+            raise ApiError(400, f"tool_choice {why}: leave it out, or use another target", param="tool_choice")
         else:
             functions = {}
     parameters = {each["name"]: each.get("parameters") or {} for each in functions.values()}
