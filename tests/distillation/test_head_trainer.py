@@ -20,7 +20,7 @@ from omnidraft.distillation.losses import acceptance
 from omnidraft.distillation.teacher import Trace, exact_example
 from omnidraft.distillation.trainer import Trainer
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.verification.trie_walk import Walk
+from omnidraft.verification.round import Round
 from support.enumeration import FAR, SAMPLED, enumerate_draws
 from support.learning import example_of, make_trainer, same, small_drafter
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
@@ -42,15 +42,18 @@ def taught(world: World, cache: NgramCache, token: int) -> tuple[list[int], torc
     return positions, acceptance(logits[example.first :], example.teacher, 1)
 
 
-def enumerated(world: World, cache: NgramCache, written: list[int], sampling: Sampling) -> dict[int, float]:
+def rounds_with_drafts_of(
+    length: int, world: World, cache: NgramCache, sampling: Sampling
+) -> list[tuple[float, Round]]:
+    lane = world.lane(cache, draft_length=length, verification="token")
+    return list(enumerate_draws(lambda draw: next(decode(lane, [PROMPT], FAR, sampling, draw))))
+
+
+def enumerated(rounds: list[tuple[float, Round]], written: list[int]) -> dict[int, float]:
     """For each number of symbols of a spelling that were drafted and accepted, how often the next one is."""
     reached: dict[int, float] = {}
     accepted: dict[int, float] = {}
-    lane = world.lane(cache, draft_length=len(written), verification="token")
-    for probability, record in enumerate_draws(lambda draw: next(decode(lane, [PROMPT], FAR, sampling, draw))):
-        walk = Walk(cache, world.vocab.eos)
-        for draft in record.draft:
-            walk.push(draft)
+    for probability, record in rounds:
         for depth in range(len(written)):
             if list(record.draft[:depth]) != written[:depth] or record.counts.symbols_accepted < depth:
                 break
@@ -71,13 +74,16 @@ def spelled(world: World, cache: NgramCache) -> Iterator[tuple[int, list[int]]]:
 @pytest.mark.parametrize("shape", [name for name in SHAPES if not name.startswith("long")])
 def test_labels_are_how_often_the_engine_accepts(shape: str, active: str, temperature: float) -> None:
     compared = deep = 0
+    sampling = SAMPLED if temperature else NEVER
     for seed in range(4):
         world = make_world(shape, seed)
         cache = frozen_cache(world, active, seed)
+        rounds: dict[int, list[tuple[float, Round]]] = {}  # by the length of a draft
         for token, written in spelled(world, cache):
             positions, labels = taught(world, cache, token)
-            sampling = SAMPLED if temperature else NEVER
-            found = enumerated(world, cache, written, sampling)
+            if (length := len(written)) not in rounds:
+                rounds[length] = rounds_with_drafts_of(length, world, cache, sampling)
+            found = enumerated(rounds[length], written)
             for at, label in zip(positions, labels[:, round(temperature)].tolist(), strict=True):
                 if at in found:
                     assert found[at] == pytest.approx(label, abs=1e-5)

@@ -153,7 +153,7 @@ def test_a_teacher_that_ends_no_question_of_its_own_is_refused(
     with pytest.raises(ModelError, match="target-b ends no question of its own"):
         write_text(teacher, [], ENOUGH, tmp_path / "alone", lambda _: None)
     # prompts beside its own questions are answered
-    write_text(teacher, QUESTIONS, ENOUGH, tmp_path / "beside", lambda _: None)
+    write_text(teacher, QUESTIONS, replace(ENOUGH, text_tokens=50), tmp_path / "beside", lambda _: None)
 
 
 def test_prompts_that_are_all_too_long_are_refused(

@@ -445,7 +445,7 @@ def test_malformed_requests_are_no_error_of_the_server(brief: At, monkeypatch: p
         monkeypatch.setattr(f"omnidraft.server.requests.{place}", counted(place, function))
     statuses: Counter[tuple[str, int]] = Counter()
     with httpx.Client(**PATIENT) as client:
-        for path, content in mangled(random.Random(7), 2000):
+        for path, content in dict.fromkeys(mangled(random.Random(7), 2000)):  # a third come up again
             answer = client.post(brief.url + path, content=content, headers={"Content-Type": "application/json"})
             assert answer.status_code < 500, (path, content, answer.text)
             answer.json()
