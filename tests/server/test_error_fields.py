@@ -47,7 +47,7 @@ def test_the_server_reads_fields_alone(server: At, monkeypatch: pytest.MonkeyPat
     text = {"model": "zoo:target-a"}
     long = server.post("/v1/completions", text | {"prompt": "pens and boxes " * 9000}).json()["error"]
     assert (long["message"], long["code"]) == ("in other words", CONTEXT_LENGTH)
-    stop = server.post("/v1/completions", text | {"prompt": "x", "stop": [""]}).json()["error"]
+    stop = server.post("/v1/completions", text | {"prompt": "x", "stop": ["a", 5]}).json()["error"]
     assert stop["param"].startswith("stop")
 
 
