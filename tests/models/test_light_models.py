@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from omnidraft.models.fast_tokenizer import FastTokenizer
 from omnidraft.models.loading import LoadedModel, load_drafter, load_model, pretrained_tokenizer
 from omnidraft.models.native.model import NativeModel, native_of
 from omnidraft.models.native.packed_matrices import Q5_1, Q8_0
+from omnidraft.models.skeleton import Skeleton
 from omnidraft.models.transformers_model import TransformersModel
 from support.compilers import needs_the_8_bit_step
 from support.gguf_models import file_of, small_file
@@ -154,6 +156,32 @@ def test_a_gguf_file_drafts_with_its_own_weights(tmp_path: Path) -> None:
     assert read_vocab(light.tokenizer, light.lm.vocab_size, light.lm.eos, drafts=True) == read_vocab(
         whole.tokenizer, whole.lm.vocab_size, whole.lm.eos, drafts=True
     )
+
+
+def test_the_weights_of_a_head_by_another_name_are_counted() -> None:
+    config = SimpleNamespace(tie_word_embeddings=True)
+    shapes = {"model.embed_tokens.weight": (5, 2), "decoder.bias": (5,)}
+    assert Skeleton("Model", config, None, shapes).num_parameters() == 15
+    assert Skeleton("Model", config, None, {**shapes, "lm_head.weight": (5, 2)}).num_parameters() == 15
+
+
+def test_as_a_drafter_and_as_a_target_a_file_is_two_models(tmp_path: Path) -> None:
+    """Keys and values of the one are not those of the other, whose matrices of 8 bits are not rounded."""
+    path = file_of(tmp_path / "m.gguf", KINDS, "qwen2", tie_word_embeddings=False)
+    drafter, target = load_drafter(path).lm, load_model(path, "int8", "cpu", verifies=True).lm
+    for each in (drafter, target):
+        assert isinstance(each, NativeModel)
+        each.know_by(b"the same content")
+    assert drafter.identity != target.identity
+
+
+def test_a_drafters_file_may_change_while_it_drafts(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "m.gguf", KINDS, "qwen2", tie_word_embeddings=False)
+    sequence = load_drafter(path).lm.new_sequence()
+    before = sequence.forward([1, 2, 3], 1)
+    path.write_bytes(b"GGUF")
+    sequence.crop(0)
+    assert torch.equal(sequence.forward([1, 2, 3], 1), before)
 
 
 def test_what_a_gguf_file_has_learned_is_found_again_where_it_learns_no_more(tmp_path: Path) -> None:

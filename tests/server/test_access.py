@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 import httpx
@@ -23,7 +22,7 @@ from omnidraft.decoding.lane import Lane
 from omnidraft.decoding.round import verify
 from omnidraft.errors import ConfigError
 from omnidraft.server.access import Guard
-from omnidraft.server.server_settings import Serving, is_loopback
+from omnidraft.server.server_settings import Serving, is_local, is_loopback
 from support.serving import PATIENT, QUESTION, At, serving, user
 from support.waiting import WAIT_S, until
 
@@ -91,6 +90,7 @@ def test_with_a_key_all_is(guarded: At) -> None:
         "host.docker.internal.evil.example",
         "localhost.evil.example",
         "a.local",
+        "evil.internal",
     ],
 )
 def test_a_name_that_is_made_to_point_here_is_refused(server: At, host: str) -> None:
@@ -102,13 +102,21 @@ def test_a_name_that_is_made_to_point_here_is_refused(server: At, host: str) -> 
 @pytest.mark.parametrize(
     "host",
     ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8080", "0.0.0.0:8080", "[::]:1", "localhost.:8080",
-     "tauri.localhost", "host.docker.internal:8080", "Host.Docker.Internal", gethostname(),
-     f"{gethostname()}.local:80"],
+     "tauri.localhost", "host.docker.internal:8080", "Host.Docker.Internal",
+     "host.containers.internal"],
 )  # fmt: skip
 def test_names_of_this_machine_are_not(server: At, host: str) -> None:
     assert server.get("/v1/models", headers={"Host": host}).status_code == 200
     foreign = {"Host": host, "Origin": "http://evil.example"}
     assert server.get("/v1/models", headers=foreign).status_code == 403
+
+
+@pytest.mark.parametrize(("host", "taken"), [("my-mac", True), ("mail.example", False), ("my-mac.local", False)])
+def test_the_machines_own_name_is_taken_where_no_public_one_can_be_it(
+    host: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omnidraft.server.server_settings.gethostname", lambda: host)
+    assert is_local(host.upper()) == taken
 
 
 def test_pages_of_other_origins_are_refused_unless_named(server: At, guarded: At) -> None:

@@ -50,7 +50,8 @@ class Skeleton:
     def num_parameters(self) -> int:
         """Number of weights, those of a head that is the embedding counted once."""
         total = sum(map(math.prod, self.shapes.values()))
-        return total - (math.prod(self.shapes[HEAD]) if self.config.tie_word_embeddings else 0)
+        tied = self.config.tie_word_embeddings and HEAD in self.shapes  # some call their head by another name
+        return total - (math.prod(self.shapes[HEAD]) if tied else 0)
 
 
 def skeleton_of(values: Mapping[str, Any], generation: Mapping[str, Any]) -> Skeleton | None:

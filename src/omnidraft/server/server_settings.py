@@ -15,7 +15,8 @@ from omnidraft.config import Settings, integer, number, shown
 from omnidraft.errors import ConfigError
 
 LOCAL = "localhost"
-PRIVATE = (".localhost", ".internal")  # ends of names that are kept for one machine, and for private networks
+# what containers call the machine that they run on
+CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
 ANY = ("0.0.0.0", "::")  # noqa: S104  a client that connects to these reaches its own machine
 MEGABYTE = 2**20
 
@@ -146,9 +147,9 @@ class Serving(Settings):
 
 
 def is_local(name: str) -> bool:
-    """True for a name that no public one can be: of this machine, or of a private network, as Docker names its host."""
+    """True for a name of this machine that no public one can be."""
     name, host = name.lower().removesuffix("."), gethostname().lower()
-    return is_loopback(name) or name.endswith(PRIVATE) or (bool(name) and name in (host, f"{host}.local"))
+    return is_loopback(name) or name.endswith(f".{LOCAL}") or name in CONTAINERS or (name == host and "." not in host)
 
 
 def is_loopback(host: str) -> bool:

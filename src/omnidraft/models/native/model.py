@@ -91,8 +91,12 @@ class NativeModel(PretrainedModel):
         return self._load()
 
     def know_by(self, content: bytes) -> None:
-        """Take an identity that other processes give these weights, too: by the hash of their files, and this code."""
-        self.identity = hashlib.sha256(content + self.precision.encode() + source_bytes()).digest()
+        """Take an identity that other processes give these weights, too: by the hash of their files, and this code.
+
+        A drafter's weights are others than those of the same file as a target.
+        """
+        how = f"{self.precision} {self.drafts}".encode()
+        self.identity = hashlib.sha256(content + how + source_bytes()).digest()
         self.lasting = True
 
     def packed_weights(self) -> PackedWeights:

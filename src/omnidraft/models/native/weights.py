@@ -104,8 +104,11 @@ class LayerWeights:
         return self.groups[names[0]]
 
     def embedding(self, name: str) -> Int8Group | BlockGroup | StoredEmbedding:
-        """A matrix whose rows alone are asked for: it stays in the source's file where it can."""
-        stored = None if name in self._packed else self._stored(name)
+        """A matrix whose rows alone are asked for: it stays in the source's file where it can.
+
+        A drafter's does not, as a file that is changed would end its target's answers.
+        """
+        stored = None if self._drafts or name in self._packed else self._stored(name)
         if stored is None or stored.order is not None:
             return self.group(name)
         self.in_file[name] = StoredEmbedding(stored)

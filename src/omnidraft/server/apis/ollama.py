@@ -87,7 +87,7 @@ def _asked(body: Asked) -> dict[str, Any]:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.omnidraft is not None:
         fields["omnidraft"] = body.omnidraft.model_dump(exclude_none=True)
-    if fields.get("max_tokens") == 0:
+    if fields.get("max_tokens") == 0 and fields["max_tokens"] is not False:
         fields["max_tokens"] = -1  # as in Ollama, where 0 is no limit
     return fields
 

@@ -175,8 +175,8 @@ def _conversation(
         if (told := _told_in_words(served, settings, prompt, functions)) is not None:
             (prompt, ids), wraps = told, True
         elif tools.forced:
-            why = "asks for a call, and the target's chat template has no place for tools"
-            raise ApiError(400, f"tool_choice {why}: leave it out, or use another target", param="tool_choice")
+            why = "asks for a call, and neither the target's chat template nor its context has a place for these tools"
+            raise ApiError(400, f"tool_choice {why}: give fewer, or use another target", param="tool_choice")
         else:
             functions = {}
     parameters = {each["name"]: each.get("parameters") or {} for each in functions.values()}
