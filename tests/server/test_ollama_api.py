@@ -140,7 +140,8 @@ def test_openais_routes_are_there_without_v1_and_to_be_looked_at(server: At) -> 
 @pytest.mark.parametrize(
     "options",
     [{"temperature": -1}, {"temperature": "x"}, {"top_p": 2}, {"top_k": -5}, {"repeat_penalty": 0}, {"stop": 1},
-     {"seed": 2**70}, {"frequency_penalty": True}, {"num_predict": -3}],
+     {"seed": 2**70}, {"frequency_penalty": True}, {"num_predict": -3},
+     {"num_predict": False}],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 def test_an_option_that_cannot_be_is_named(server: At, path: str, options: dict[str, Any]) -> None:
