@@ -24,7 +24,7 @@ from rich.console import Console
 import omnidraft
 from experiments.results import Results, Row
 from experiments.runner import Experiment, Size, shown
-from experiments.serve import Server, ServerProcess
+from experiments.serve import PLAIN, Server, ServerProcess
 from omnidraft.cli import flags
 from omnidraft.errors import InputError
 
@@ -153,7 +153,7 @@ def _ask(server: ServerProcess, body: dict[str, Any], tokens: int) -> Row:
     """The figures of a request, streamed."""
     body |= {"max_tokens": tokens, "temperature": 0, "stream": True}
     began, first, usage = time.perf_counter(), 0.0, dict[str, int]()
-    with httpx.stream("POST", f"{server.url}/v1/messages", json=body, timeout=LONGEST_S) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/messages", json=body, **PLAIN | {"timeout": LONGEST_S}) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
             if line.startswith("data: {"):

@@ -11,6 +11,7 @@ import argparse
 import itertools
 import json
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -43,6 +44,8 @@ COLUMNS = (
 BESIDE = ("target", "method", "prompt", "read_s", "alone_gap_s", "gap_s", "left_s")
 SETTLED_S = 60.0  # after which memory is to stay as it is
 LONGEST_S = 600.0  # for a server to be ready, and for an answer
+# of requests: httpx would read the system's certificates for each, on the processor that the server is measured on
+PLAIN: dict[str, Any] = {"timeout": LONGEST_S, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
 LONG_ANSWER = 640  # tokens at most of an answer that waits for others
 LOOK_S = 0.01  # between looks at whether a request is over
 
@@ -82,7 +85,7 @@ class ServerProcess:
         """Wait until the models are loaded; raises OmniDraftError where the server ends."""
         while True:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health", timeout=LONGEST_S).status_code == httpx.codes.OK:
+                if httpx.get(f"{self.url}/health", **PLAIN).status_code == httpx.codes.OK:
                     return
             if self._process.poll() is not None:
                 self._said.seek(0)
@@ -109,7 +112,7 @@ class Server(ServerProcess):
 
         Raises httpx.TransportError where it does not come whole.
         """
-        with httpx.stream("POST", self._path, json=self._body(prompt, tokens), timeout=LONGEST_S) as answer:
+        with httpx.stream("POST", self._path, json=self._body(prompt, tokens), **PLAIN) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise OmniDraftError(f"the server refuses a prompt: {answer.read().decode()}")
             for line in answer.iter_lines():
@@ -136,11 +139,11 @@ class Server(ServerProcess):
     def leave(self, prompt: str, seconds: float) -> None:
         """Ask, and leave without an answer after so long."""
         with suppress(httpx.ReadTimeout):
-            httpx.post(self._path, json=self._body(prompt, 1), timeout=seconds)
+            httpx.post(self._path, json=self._body(prompt, 1), **PLAIN | {"timeout": seconds})
 
     def active(self) -> int:
         """Requests that have a lane."""
-        return sum(each["active"] for each in httpx.get(f"{self.url}/stats", timeout=LONGEST_S).json()["models"])
+        return sum(each["active"] for each in httpx.get(f"{self.url}/stats", **PLAIN).json()["models"])
 
     def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._model, "temperature": 0, "max_tokens": tokens, "stream": True}
