@@ -347,6 +347,19 @@ def test_the_path_of_a_compiler_may_have_blanks(monkeypatch: pytest.MonkeyPatch,
         assert step._compiler() == words  # noqa: SLF001
 
 
+def test_what_a_compiler_refuses_is_said(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Not what it draws below the line."""
+    compiler = home.with_name("compiler")
+    compiler.write_text(
+        "#!/bin/sh\nprintf 'in x:\\n  x.h:1:2: error: no such thing\\n  1 | x\\n    | ^\\n' >&2; exit 1\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(step, "prebuilt", lambda _: None)
+    looked_for_anew(monkeypatch)
+    assert "(x.h:1:2: error: no such thing)" in str(step.unsupported_reason())
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
 def test_a_forked_process_computes_on() -> None:
     torch.set_num_threads(3)

@@ -145,6 +145,18 @@ def test_pages_of_other_origins_are_refused_unless_named(server: At, guarded: At
     assert "access-control-allow-origin" not in foreign.headers
 
 
+@pytest.mark.parametrize("origin", ["app://obsidian.md", "file://", "tauri://localhost", "http://tauri.localhost"])
+def test_desktop_programs_are_no_pages(server: At, origin: str) -> None:
+    """Without an option; a browser's page from a file has the origin `null`."""
+    asks = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    for answer in (
+        httpx.options(server.url + "/v1/chat/completions", headers=asks, **PATIENT),
+        server.post("/tokenize", {"content": "x"}, headers={"Origin": origin}),
+    ):
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == origin
+
+
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none"])
 def test_what_other_pages_load_is_refused_but_for_links_to_the_page(server: At, guarded: At, site: str) -> None:
     def status(path: str, mode: str, dest: str) -> int:
@@ -311,6 +323,9 @@ def test_the_default_address_is_this_machine_alone(server: At) -> None:
         ("app://", "app://obsidian.md", True),
         ("vscode-webview://", "vscode-webview://1f3c", True),
         ("app://", "http://app", False),
+        ("http://a.example", "tauri://localhost", True),
+        ("http://a.example", "https://tauri.localhost.evil.example", False),
+        ("http://a.example", "moz-extension://1f3c", False),
         ("http://a.example", "http://a.example.evil.example", False),
         ("http://a.example", "http://aXexample", False),
     ],

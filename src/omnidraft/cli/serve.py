@@ -73,8 +73,8 @@ def _parser() -> flags.CommandParser:
         action="append",
         default=argparse.SUPPRESS,
         metavar="URL",
-        help="origin of web pages that may use the server; * allows all, a scheme such as app:// all of that scheme; "
-        "repeatable (default: none but its own)",
+        help="origin of web pages that may use the server; * allows all, a scheme such as moz-extension:// all of that "
+        "scheme; repeatable (default: none but its own; desktop programs may)",
     )
     server.add_argument(
         "--allowed-host",

@@ -414,13 +414,12 @@ def make_app(server: Server, start: Callable[[], None], most: int) -> FastAPI:
             mimetypes.add_type(medium, ending)
         app.mount("/page", StaticFiles(directory=PAGE))
     app.add_middleware(Guard, settings=server.settings, most=most)
-    if server.settings.cors_origin:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origin_regex=server.settings.origins,
-            allow_methods=["GET", "HEAD", "POST"],
-            allow_headers=["*"],
-            allow_private_network=True,
-            expose_headers=["retry-after", REQUEST_ID],
-        )
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origin_regex=server.settings.origins,
+        allow_methods=["GET", "HEAD", "POST"],
+        allow_headers=["*"],
+        allow_private_network=True,
+        expose_headers=["retry-after", REQUEST_ID],
+    )
     return app

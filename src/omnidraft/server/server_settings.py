@@ -18,6 +18,9 @@ LOCAL = "localhost"
 # what containers call the machine that they run on
 CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
 ANY = ("0.0.0.0", "::")  # noqa: S104  a client that connects to these reaches its own machine
+# origins that no web page has: schemes of desktop programs, and Tauri's names on Windows
+PROGRAMS = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
+PROGRAMS += ("http://tauri.localhost", "https://tauri.localhost")
 MEGABYTE = 2**20
 
 
@@ -43,7 +46,7 @@ def _origins(name: str, value: Any) -> tuple[str, ...]:
     for each in origins:
         if not isinstance(each, str) or not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[\w.:\[\]-]*", each):
             raise ConfigError(
-                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000, or app://",
+                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000, or moz-extension://",
                 option=name,
             )
     return tuple(origins)
@@ -75,7 +78,7 @@ class Serving(Settings):
     api_key: tuple[str, ...] | str | None = _own(None, "required API key, or the keys of several users", _keys, "none")
     cors_origin: tuple[str, ...] = _own(
         (),
-        "origin of web pages that may use the server; * allows all, a scheme such as app:// all of that scheme",
+        "origin of web pages that may use the server; * allows all, moz-extension:// all of that scheme",
         _origins,
     )
     allowed_host: tuple[str, ...] = _own((), "name that requests may have for this machine, such as a LAN's", _hosts)
@@ -119,12 +122,9 @@ class Serving(Settings):
     @property
     def origins(self) -> str:
         """A pattern of the origins that may use the server."""
-        return (
-            "|".join(
-                ".*" if each == "*" else re.escape(each) + (".*" if each.endswith("://") else "")
-                for each in self.cors_origin
-            )
-            or "(?!)"
+        return "|".join(
+            ".*" if each == "*" else re.escape(each) + (".*" if each.endswith("://") else "")
+            for each in (*PROGRAMS, *self.cors_origin)
         )
 
     def circle(self, key: int) -> bytes:

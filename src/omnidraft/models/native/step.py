@@ -269,7 +269,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, str | None]:
     except _NotLoadedError as error:
         return None, str(error)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return None, f"step.c cannot be compiled for this machine ({_last_line(error)}): {REMEDY}"
+        return None, f"step.c cannot be compiled for this machine ({_line_at_fault(error)}): {REMEDY}"
     for name, (result, *arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -374,6 +374,7 @@ def processor() -> str:
     return f"{platform.platform()} {platform.processor()}"
 
 
-def _last_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+def _line_at_fault(error: Exception) -> str:
+    """The line that says what failed: compilers draw what they mean below it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line for line in lines if "error" in line), lines[-1]).strip()
