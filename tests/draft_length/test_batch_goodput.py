@@ -57,6 +57,21 @@ def test_goodput_follows_the_rows_of_the_pass_at_once() -> None:
     assert measured([8], accepted=0.0).goodput == pytest.approx(8 / (1 + 7 * PRIOR_COST)), "no less than without drafts"
 
 
+def test_costs_beside_many_rows_are_not_those_beside_few() -> None:
+    """A token is hidden behind the reading of the weights beside one row, and limited by arithmetic beside four."""
+    draw, batch, costs = random.Random(1), BatchCosts(PRIOR_COST), {1: 0.02, 4: 0.3}
+    for number in range(600):
+        batch.rows = rows = (1, 4)[number // 150 % 2]
+        proposed = draw.randint(0, 2 * rows)
+        seconds = PLAIN_S * (1 + ROW * (rows - 1) + costs[rows] * proposed)
+        batch.learn(rows=rows, emitted=rows, proposed=proposed, passes=0, read=0, draft_s=0.0, verify_s=seconds)
+    found = []
+    for batch.rows in (1, 4, 1):  # at once
+        found.append(batch.costs.tokens.next(1))
+    assert found[0] == found[2] == pytest.approx(costs[1], abs=0.03)
+    assert found[1] > 8 * found[0]
+
+
 def test_the_more_rows_the_more_a_draft_has_to_gain() -> None:
     batch = measured([1, 8])
     wanted = []

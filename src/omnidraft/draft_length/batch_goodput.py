@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from omnidraft.draft_length.acceptance import DISCOUNT
 from omnidraft.draft_length.acceptance_head import Head
-from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, PRIOR_COST, STALL, CostModel
+from omnidraft.draft_length.cost_model import LEVEL_MEMORY, PREFILL, PRIOR_COST, STALL, CostModel, Linear
 from omnidraft.draft_length.goodput_policy import EXPLORATION, Goodput
 from omnidraft.verification.round import Round, RoundCounts, RoundTimes
 
@@ -28,11 +28,28 @@ class BatchCosts:
         for each in (self.costs.steps, self.costs.tokens):
             each.weights = [PRIOR_COST / SPREAD] * 2
         self.costs.prefill.weights = [PRIOR_COST / PREFILL / SPREAD]
-        self.rows = 1  # of the present pass
+        self._rows = 1
+        self._by_rows = {1: self.costs.tokens}  # by the binary digits of the number of rows
         self._tokens = self._time = 1.0  # of the latest passes: tokens a row, and passes without drafts
         self.prompt_id_s = 0.0  # seconds for an id of a prompt; 0 before any is measured
         self.unmeasured = 0  # passes in a row with ids of prompts, which say nothing of other costs
         self._chunks = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the present pass."""
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: int) -> None:
+        """Take the costs of draft tokens that were measured beside about as many rows.
+
+        The more rows there are, the less of a token is hidden behind the reading of the weights.
+        """
+        self._rows, size = rows, rows.bit_length()
+        if size not in self._by_rows:
+            self._by_rows[size] = Linear(*self.costs.tokens.weights)
+        self.costs.tokens = self._by_rows[size]
 
     @property
     def rate(self) -> float:
