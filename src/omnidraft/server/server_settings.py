@@ -19,8 +19,10 @@ LOCAL = "localhost"
 CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
 ANY = ("0.0.0.0", "::")  # noqa: S104  a client that connects to these reaches its own machine
 # origins that no web page has: schemes of desktop programs, and Tauri's names on Windows
-PROGRAMS = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
-PROGRAMS += ("http://tauri.localhost", "https://tauri.localhost")
+PROGRAMS = (
+    *("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://"),
+    *("http://tauri.localhost", "https://tauri.localhost"),
+)
 MEGABYTE = 2**20
 
 
