@@ -19,10 +19,8 @@ LOCAL = "localhost"
 CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
 ANY = ("0.0.0.0", "::")  # noqa: S104  a client that connects to these reaches its own machine
 # origins that no web page has: schemes of desktop programs, and Tauri's names on Windows
-PROGRAMS = (
-    *("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://"),
-    *("http://tauri.localhost", "https://tauri.localhost"),
-)
+SCHEMES = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
+PROGRAMS = (*SCHEMES, "http://tauri.localhost", "https://tauri.localhost")
 MEGABYTE = 2**20
 
 
@@ -48,7 +46,8 @@ def _origins(name: str, value: Any) -> tuple[str, ...]:
     for each in origins:
         if not isinstance(each, str) or not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[\w.:\[\]-]*", each):
             raise ConfigError(
-                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000, or moz-extension://",
+                f"{name} holds {shown(each)}; an origin is a scheme and a host: use http://localhost:3000, "
+                "or moz-extension:// for a whole scheme",
                 option=name,
             )
     return tuple(origins)
