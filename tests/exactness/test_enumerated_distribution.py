@@ -34,7 +34,6 @@ from support.enumeration import (
 from support.table_models import ACTIVE, PROMPT, SHAPES, Ids, caches, frozen_cache, make_world, worlds
 
 REJECTION = ("block", "token")
-LONG = ("long", "long nested")  # four drafter tokens that never end a draft: the worlds with most drafts
 # Modes and temperatures that claim exactness.  `intersection` with n-grams active is masked drafting.
 VARIANTS: dict[str, tuple[dict[str, object], Sampling]] = {
     "masked": ({"mode": "intersection"}, SAMPLED),
@@ -103,18 +102,17 @@ def test_other_modes_and_temperatures_are_as_exact(shape: str, variant: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_whole_grid(shape: str) -> None:
-    """In each shape every value of a setting meets every value of each other one, of most lengths of a text as well."""
+    """In each shape every value of a setting meets every value of each other one, three tokens drafts of three."""
 
     def grid() -> Iterator[Case]:
         for (row, active), (column, verification) in itertools.product(enumerate(ACTIVE), enumerate(VERIFICATIONS)):
             drafting: dict[str, object] = {"verification": verification}
             for seed, zero in ((0, 0.0), (1, 0.35)):
-                yield Case(shape, seed, zero, active, 3, drafting | {"draft_length": (row + column + seed) % 3})
+                yield Case(shape, seed, zero, active, 2, drafting | {"draft_length": (row + column + seed) % 3})
             count = 3 if (row + column) % 3 == 0 else 2
             yield Case(shape, 2 + 3 * row + column, 0.2, active, count, drafting | {"draft_length": 3})
         for number, (active, verification) in enumerate((("all", "block"), ("random", "token"))):
-            count = 2 if shape in LONG else 3
-            yield Case(shape, 9 + number, 0.2, active, count, {"draft_length": 4, "verification": verification})
+            yield Case(shape, 9 + number, 0.2, active, 2, {"draft_length": 4, "verification": verification})
 
     assert_exact(grid())
 
@@ -134,32 +132,21 @@ def test_the_whole_grid_of_modes_and_temperatures(shape: str) -> None:
     assert_exact(grid())
 
 
-def assert_exact_in_a_random_world(data: st.DataObject, most: int) -> None:
+@pytest.mark.slow
+@settings(max_examples=400)  # of the faults of `test_planted_faults`, the rarest show in one of some 150 worlds
+@given(st.data())
+def test_random_vocabularies(data: st.DataObject) -> None:
     world = data.draw(worlds())
     cache = data.draw(caches(world))
     cache.frozen = True
     drafting: dict[str, object] = {
-        "draft_length": data.draw(st.integers(1, most)),
+        "draft_length": data.draw(st.integers(1, 3)),
         "mode": data.draw(st.sampled_from(["exact", "exact", "intersection"])),
         "verification": data.draw(st.sampled_from(VERIFICATIONS)),
         "drafter_temperature": data.draw(st.sampled_from([None, 0.0, 0.5, 2.0])),
     }
     sampling = data.draw(st.sampled_from([SAMPLED, Sampling(temperature=0.7, top_k=3), Sampling()]))
     assert deviation(world, world.lane(cache, **drafting), 2, sampling) < EXACT
-
-
-@pytest.mark.slow
-@settings(max_examples=30)
-@given(st.data())
-def test_random_vocabularies(data: st.DataObject) -> None:
-    assert_exact_in_a_random_world(data, most=2)
-
-
-@pytest.mark.slow
-@settings(max_examples=400)
-@given(st.data())
-def test_many_random_vocabularies(data: st.DataObject) -> None:
-    assert_exact_in_a_random_world(data, most=3)
 
 
 # ---------------------------------------------------------------- what a round may depend on

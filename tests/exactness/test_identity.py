@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_real_tokenizers(target_name: str, drafter_name: str) -> None:
     accepted, turn = 0, 3 * NAMES.index(target_name) + NAMES.index(drafter_name)
     for row, (name, drafter) in enumerate(drafters.items()):
         for column, (mode, k) in enumerate(WAYS):
-            if name != "knowing" and (turn + row + column) % 5 > 1:
+            if name != "knowing" and (turn + row + column) % 5:
                 continue  # over all tokenizers, each of the others drafts in every way
             drafts = remembered if name == "random" and (mode, k) != ("exact", 4) else drafter
             rounds = run(lane(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 48)
@@ -112,6 +113,19 @@ def zoo() -> dict[str, tuple[PretrainedModel, Language]]:
     return {name: (lm, language(folders[name], lm.vocab_size)) for name, lm in models.items()}
 
 
+@pytest.fixture(scope="module")
+def greedy(zoo: dict[str, tuple[PretrainedModel, Language]]) -> Callable[[str, int], list[int]]:
+    """What `transformers` alone says first to a model's prompt: each text is generated once."""
+
+    @cache
+    def whole(name: str) -> list[int]:
+        target, target_language = zoo[name]
+        prompt = target_language.tokenizer(PROMPTS[name])["input_ids"]
+        return generate(target, prompt, 120, target_language.vocab.eos)
+
+    return lambda name, count: whole(name)[:count]
+
+
 FAST = (("target-a", "drafter"), ("stories", "stories"))
 PROMPTS = {
     "drafter": "def mean(values):\n",
@@ -129,17 +143,23 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("target_name", "drafter_name"), PAIRS)
-def test_trained_models(zoo: dict[str, tuple[PretrainedModel, Language]], target_name: str, drafter_name: str) -> None:
+def test_trained_models(
+    zoo: dict[str, tuple[PretrainedModel, Language]],
+    greedy: Callable[[str, int], list[int]],
+    target_name: str,
+    drafter_name: str,
+) -> None:
     target, target_language = zoo[target_name]
     drafter, drafter_language = zoo[drafter_name]
     if drafter_name == target_name:  # two caches, so two models
         drafter = TransformersModel(target.model)
     prompt = target_language.tokenizer(PROMPTS[target_name])["input_ids"]
-    eos = target_language.vocab.eos
-    expected = generate(target, prompt, 64, eos)
+    expected = greedy(target_name, 64)
     remembered = Remembering(TransformersModel(drafter.model))  # what it drafts is the same in every run
-    accepted = 0
-    for mode, k in WAYS:
+    accepted, turn = 0, TRAINED.index(target_name) + 2 * TRAINED.index(drafter_name)
+    for row, (mode, k) in enumerate(WAYS):
+        if (mode, k) != ("exact", 4) and (turn + row) % 3:
+            continue  # over all targets, each model drafts in every way
         drafts = drafter if (mode, k) == ("exact", 4) else remembered
         rounds = run(lane(target, target_language, drafts, drafter_language, draft_length=k, mode=mode), prompt, 64)
         assert tokens(rounds) == expected, (mode, k)
@@ -153,12 +173,14 @@ def test_trained_models(zoo: dict[str, tuple[PretrainedModel, Language]], target
         assert sum(r.counts.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
 
 
-def test_fast_drafter_steps(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
+def test_fast_drafter_steps(
+    zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
+) -> None:
     """A greedy target is not touched by how its drafter computes."""
     (target, target_language), (source, drafter_language) = zoo["target-a"], zoo["drafter"]
     drafter = native_step(source, drafts=True)
     prompt = target_language.tokenizer(TEXT)["input_ids"]
-    expected = generate(target, prompt, 64, target_language.vocab.eos)
+    expected = greedy("target-a", 64)
     accepted = 0
     for k, temperature in ((1, 0.0), (4, 0.0), (8, 1.0)):
         lane_ = lane(
@@ -171,11 +193,11 @@ def test_fast_drafter_steps(zoo: dict[str, tuple[PretrainedModel, Language]]) ->
 
 
 def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
-    """On 200 prompts, with a drafter and with counts alone: the bits of a row are the same in every pass."""
+    """On 80 prompts, with a drafter and with counts alone: the bits of a row are the same in every pass."""
     needs_the_8_bit_step()
     (source, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
     target = NativeModel(source.model, source.model.state_dict())
-    lines = (shared("data") / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:200]
+    lines = (shared("data") / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:80]
     plain, accepted = Lane(target, target_language.vocab.eos), 0
     drafted = [
         lane(target, target_language, native_step(drafter, drafts=True), drafter_language, draft_length=k)
@@ -188,31 +210,36 @@ def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[Pretrain
         rounds = run(drafted[i % 4], prompt, 24)
         assert tokens(rounds) == expected, i
         accepted += sum(r.counts.accepted for r in rounds)
-    assert accepted > 500
+    assert accepted > 200
 
 
-def test_repetition_penalty(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
+def test_repetition_penalty(
+    zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
+) -> None:
     (target, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
-    plain = generate(target, prompt, 64, target_language.vocab.eos)
     expected = generate(target, prompt, 64, target_language.vocab.eos, repetition_penalty=1.3)
-    assert expected != plain
+    assert expected != greedy("target-a", 64)
     lane_ = lane(target, target_language, drafter, drafter_language, draft_length=4)
     assert tokens(run(lane_, prompt, 64, repetition_penalty=1.3)) == expected
 
 
-def test_plain_decoding_through_the_same_loop(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
+def test_plain_decoding_through_the_same_loop(
+    zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
+) -> None:
     target, target_language = zoo["target-a"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     rounds = run(Lane(target, target_language.vocab.eos), prompt, 50)
-    assert tokens(rounds) == generate(target, prompt, 50, target_language.vocab.eos)
+    assert tokens(rounds) == greedy("target-a", 50)
     assert all(len(record.emitted) == 1 for record in rounds)
 
 
-def test_the_drafter_slides_its_window(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
+def test_the_drafter_slides_its_window(
+    zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
+) -> None:
     (target, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
-    expected = generate(target, prompt, 120, target_language.vocab.eos)
+    expected = greedy("target-a", 120)
     narrow = TransformersModel(drafter.model)
     narrow.context = 24
     rounds = run(lane(target, target_language, narrow, drafter_language, draft_length=4), prompt, 120)
@@ -221,7 +248,9 @@ def test_the_drafter_slides_its_window(zoo: dict[str, tuple[PretrainedModel, Lan
     assert sum(r.counts.accepted for r in late) > 0, "the drafter must still be of use after its window moved"
 
 
-def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
+def test_the_target_s_context_ends_the_text(
+    zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
+) -> None:
     (target, target_language), (drafter, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     short = TransformersModel(target.model)
@@ -229,14 +258,16 @@ def test_the_target_s_context_ends_the_text(zoo: dict[str, tuple[PretrainedModel
     rounds = run(lane(short, target_language, drafter, drafter_language, draft_length=4), prompt, 200)
     assert rounds[-1].finish == "context"
     assert len(tokens(rounds)) == 21  # the last one needs no place in the cache
-    assert tokens(rounds) == generate(target, prompt, 21, target_language.vocab.eos)
+    assert tokens(rounds) == greedy("target-a", 21)
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
-def test_an_end_of_text_anywhere_in_a_round(zoo: dict[str, tuple[PretrainedModel, Language]], k: int) -> None:
+def test_an_end_of_text_anywhere_in_a_round(
+    zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]], k: int
+) -> None:
     (target, target_language), (_, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
-    text = generate(target, prompt, 24)
+    text = greedy("target-a", 24)
     for length in range(1, 14):  # the target is made to stop at every position
         eos = text[length]
         if eos in text[:length]:
@@ -253,10 +284,12 @@ def _with_eos(language_: Language, eos: int) -> Vocab:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
-def test_never_more_tokens_than_asked_for(zoo: dict[str, tuple[PretrainedModel, Language]], count: int) -> None:
+def test_never_more_tokens_than_asked_for(
+    zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]], count: int
+) -> None:
     (target, target_language), (_, drafter_language) = zoo["target-a"], zoo["drafter"]
     prompt = target_language.tokenizer(TEXT)["input_ids"]
-    text = generate(target, prompt, 24)
+    text = greedy("target-a", 24)
     drafter = scripted(target_language, drafter_language, prompt, text, wrong=0)
     rounds = run(lane(target, target_language, drafter, drafter_language, draft_length=6), prompt, count)
     assert tokens(rounds) == text[:count]
