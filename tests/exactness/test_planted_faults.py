@@ -319,9 +319,8 @@ def test_the_distribution_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     calls: Calls = []
     for plant in fault.plants:
         plant(monkeypatch, calls)
-    deviations = [case.deviation() for case in cases]
+    assert any(case.deviation() > PLAIN for case in cases)
     assert set(calls) == {plant.function.__qualname__ for plant in fault.plants}
-    assert max(deviations) > PLAIN
 
 
 def test_the_harness_is_whole_again_afterwards() -> None:
