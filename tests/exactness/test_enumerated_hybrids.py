@@ -52,8 +52,7 @@ def deviation(world: World, kind: type[Settled], length: int) -> tuple[float, in
     return distance(run_distribution(lane, COUNT), law), target.again
 
 
-@pytest.mark.parametrize("length", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "length"), [*((shape, 2) for shape in SHAPES), ("tiny", 1), ("nested", 1)])
 def test_whole_runs_have_the_targets_distribution(shape: str, length: int) -> None:
     off, again = deviation(make_world(shape, seed=length), Settled, length)
     assert off < EXACT
@@ -62,4 +61,4 @@ def test_whole_runs_have_the_targets_distribution(shape: str, length: int) -> No
 
 @pytest.mark.slow
 def test_the_check_notices_a_state_that_is_not_that_of_the_text() -> None:
-    assert max(deviation(make_world(shape, seed=1), Forgetting, 2)[0] for shape in SHAPES) > 0.01
+    assert any(deviation(make_world(shape, seed=1), Forgetting, 2)[0] > 0.01 for shape in SHAPES)
