@@ -30,6 +30,7 @@ from support.table_models import PROMPT, Ids, World, frozen_cache, make_world
 TEXT = "Question: A baker has 3 trays with 12 rolls each and sells 20 of them. How many rolls are left?\nAnswer:"
 LATER = "Question: What is 2 plus 3?\nAnswer:"
 WAYS = (("exact", 4), ("exact", 16), ("intersection", 4), ("paper", 2))  # modes and lengths of drafts
+COUNT = 40  # tokens of an answer
 CLOSE = 1e-5  # logits are rounded to float32
 
 
@@ -59,13 +60,13 @@ def test_greedy_text_is_that_of_transformers(
     drafts = drafter if both else load_model(zoo_path("drafter"), "float32", "cpu").lm
     prompt = target_language.tokenizer(TEXT)["input_ids"]
     eos = target_language.vocab.eos
-    expected, seen = generate(target, prompt, 64, eos), replays_of(monkeypatch)
+    expected, seen = generate(target, prompt, COUNT, eos), replays_of(monkeypatch)
     plain = Lane(target, eos)
-    assert tokens(list(decode(plain, prompt, 64, Sampling(), sampler()))) == expected
+    assert tokens(list(decode(plain, prompt, COUNT, Sampling(), sampler()))) == expected
     accepted = rejected = 0
-    for mode, k in WAYS:
+    for mode, k in WAYS if both else WAYS[:2]:
         with_drafts = lane(target, target_language, drafts, drafter_language, draft_length=k, mode=mode)
-        rounds = list(decode(with_drafts, prompt, 64, Sampling(), sampler()))
+        rounds = list(decode(with_drafts, prompt, COUNT, Sampling(), sampler()))
         assert tokens(rounds) == expected, (mode, k)
         accepted += sum(r.counts.accepted for r in rounds)
         rejected += sum(len(r.proposals) - r.counts.accepted for r in rounds)
@@ -82,9 +83,9 @@ def test_two_requests_in_turn(pair: dict[str, tuple[GraphedModel, Language]]) ->
     keeping = Lane(target, eos, None, Drafting(), keeps=True)
     for text in (TEXT, LATER, TEXT + " 16"):
         prompt = target_language.tokenizer(text)["input_ids"]
-        expected = generate(target, prompt, 32, eos)
+        expected = generate(target, prompt, 20, eos)
         for each in (one, keeping):
-            assert tokens(list(decode(each, prompt, 32, Sampling(), sampler()))) == expected, text
+            assert tokens(list(decode(each, prompt, 20, Sampling(), sampler()))) == expected, text
 
 
 @pytest.mark.slow
@@ -149,22 +150,26 @@ def deviation(world: World, count: int, prompt: Ids = (PROMPT,), **drafting: Any
     )
 
 
+def of_whole_runs(world: World, count: int) -> float:
+    """From the target's law, of runs whose rounds go on from one another."""
+    ours = run_distribution(world.lane(frozen_cache(world, "all"), draft_length=2), count)
+    return distance(ours, first_tokens(plain(world), count, world.vocab.eos))
+
+
 @pytest.mark.usefixtures("_padded")
 @pytest.mark.parametrize("verification", ["block", "token", "seeded"])
-@pytest.mark.parametrize("length", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_rounds_have_the_targets_distribution(length: int, verification: str) -> None:
-    world = world_of("nested", length, drafts=True)
+    world = world_of("inner", length, drafts=True)
     assert deviation(world, 2, draft_length=length, verification=verification) < CLOSE
 
 
 @pytest.mark.usefixtures("_padded")
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["nested", "inner", "tiny", "duplicate", "long nested"])
-def test_whole_runs_have_the_targets_distribution(shape: str) -> None:
+@pytest.mark.parametrize(("shape", "count"), [("inner", 3), ("tiny", 3), ("long nested", 2)])
+def test_whole_runs_have_the_targets_distribution(shape: str, count: int) -> None:
     """Each round goes on from what a rejection of the one before has left in the buffers."""
-    world = world_of(shape, 3, drafts=False)
-    ours = run_distribution(world.lane(frozen_cache(world, "all"), draft_length=2), 3)
-    assert distance(ours, first_tokens(plain(world), 3, world.vocab.eos)) < CLOSE
+    assert of_whole_runs(world_of(shape, 3, drafts=False), count) < CLOSE
 
 
 @pytest.mark.usefixtures("_padded")
@@ -209,15 +214,10 @@ FAULTS = {
 @pytest.mark.usefixtures("_padded")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the same runs are right: see the test of whole runs."""
     world = world_of("tiny", 3, drafts=False)  # which its probe finds whole
-
-    def off() -> float:
-        ours = run_distribution(world.lane(frozen_cache(world, "all"), draft_length=2), 3)
-        return distance(ours, first_tokens(plain(world), 3, world.vocab.eos))
-
-    assert off() < CLOSE
     monkeypatch.setattr(*FAULTS[fault])
-    assert off() > 0.01
+    assert of_whole_runs(world, 3) > 0.01
 
 
 def test_the_device_is_the_one_that_is_asked_for(pair: dict[str, tuple[GraphedModel, Language]]) -> None:
