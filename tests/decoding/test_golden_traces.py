@@ -49,7 +49,8 @@ def test_a_drafter_that_reads_another_context_changes_the_rounds_and_not_the_tok
 ) -> None:
     start = Drafter.start
     monkeypatch.setattr(Drafter, "start", lambda self, tokens, **keep: start(self, tokens[1:], **keep))
+    monkeypatch.setattr(recorder, "PROMPTS", recorder.PROMPTS[:1])
     target = recorder.TARGETS[0]
-    wanted, found = recorded(target), recorder.trace(target)
-    assert ids(found) == ids(wanted)
-    assert found != wanted
+    wanted, found = recorded(target)["answers"][0], recorder.trace(target)["answers"][0]
+    assert found["ids"] == wanted["ids"]
+    assert found["rounds"] != wanted["rounds"]

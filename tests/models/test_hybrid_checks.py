@@ -70,7 +70,7 @@ def test_a_draft_may_be_rejected_anywhere(kind: str) -> None:
 @pytest.mark.parametrize("kind", EVERY)
 def test_states_after_many_rounds_are_those_of_a_fresh_pass(kind: str) -> None:
     model, draw = hybrid(kind), random.Random(1)
-    count = 200 if kind in OFTEN else 100
+    count = 100 if kind in OFTEN else 50
     text = ids_of(3 * count + 30, seed=2)
     decoding = Decoding(model, text, 10)
     for _ in range(count):
