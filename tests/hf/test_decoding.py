@@ -37,10 +37,13 @@ from support.models import save_model
 # ---------------------------------------------------------------- greedy identity
 
 
-def eos_within(model: PreTrainedModel, **options: Any) -> int:
-    """A token that the greedy text meets for the first time somewhere in its middle."""
-    text = new_tokens(model, alone(model, **options))
+def first_met_within(text: list[int]) -> int:
+    """A token that a text meets for the first time somewhere in its middle."""
     return next(token for place, token in enumerate(text) if place > COUNT // 3 and token not in text[:place])
+
+
+def eos_within(model: PreTrainedModel, **options: Any) -> int:
+    return first_met_within(new_tokens(model, alone(model, **options)))
 
 
 CASES: dict[str, Callable[[list[int], int], dict[str, Any]]] = {  # of the greedy text, and of a token in its middle
@@ -64,13 +67,20 @@ CASES: dict[str, Callable[[list[int], int], dict[str, Any]]] = {  # of the greed
 }
 
 
+@pytest.fixture(scope="module")
+def plain(model: PreTrainedModel) -> torch.Tensor:
+    ids: torch.Tensor = alone(model)
+    return ids
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_text_is_that_of_generate_alone(
-    model: PreTrainedModel, twin: PreTrainedModel, drafter: Path, rounds: list[Round], name: str
+    model: PreTrainedModel, twin: PreTrainedModel, drafter: Path, rounds: list[Round], name: str, plain: torch.Tensor
 ) -> None:
-    options = CASES[name](new_tokens(model, alone(model)), eos_within(model))
+    text = new_tokens(model, plain)
+    options = CASES[name](text, first_met_within(text))
     expected = alone(model, **options)
-    assert name == "plain" or not torch.equal(expected, alone(model))
+    assert name == "plain" or not torch.equal(expected, plain)
     forgets = {"reuse_answers": "nothing"}  # with memory, what is accepted depends on the tests before
     ways: list[tuple[object, dict[str, Any]]] = [(twin, forgets), (drafter, {"draft_length": 8, **forgets})]
     if name in ("plain", "all"):
