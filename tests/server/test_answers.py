@@ -367,6 +367,36 @@ def test_allowed_tools(plain: At, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("choice", "called", "unused"),
+    [
+        ("any", "add", ""),  # Mistral's word
+        *(({"type": kind}, "add", "") for kind in ("any", "required")),  # Anthropic's form
+        ({"type": "tool", "name": "sub"}, "sub", "tools[0]"),
+        ({"type": "function", "name": "sub"}, "sub", "tools[0]"),
+        ({"type": "function", "function": {"name": "sub"}}, "sub", "tools[0]"),
+        ({"type": "auto"}, None, ""),
+        ({"type": "none"}, None, "tools"),
+        ({"type": "auto", "disable_parallel_tool_use": True}, None, "tool_choice.disable_parallel_tool_use"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", RESPONSES])
+def test_a_choice_of_tools_in_the_words_of_other_apis(
+    plain: At, path: str, choice: Any, called: str | None, unused: str
+) -> None:
+    tools = [{"name": name} for name in ("add", "sub")]
+    flat = [{"type": "function", **each} for each in tools]
+    body: dict[str, Any] = {"input": QUESTION, "tools": flat, "max_output_tokens": 24}
+    if path != RESPONSES:
+        body = {"messages": user(QUESTION), "tools": [{"function": each} for each in tools], "max_tokens": 24}
+    found = plain.post(path, {**body, "tool_choice": choice, "temperature": 0}).json()
+    items = found["output"] if path == RESPONSES else found["choices"][0]["message"].get("tool_calls", [])
+    names = [item.get("function", item)["name"] for item in items if item["type"] != "message"]
+    assert names == ([called] if called else [])
+    assert found.get("omnidraft", {}).get("ignored", []) == ([unused] if unused else [])
+
+
+@pytest.mark.parametrize(
     "other",
     [{"type": "web_search"}, {"type": "custom", "name": "write"}, {"type": "mcp", "server_label": "x"}],
     ids=str,

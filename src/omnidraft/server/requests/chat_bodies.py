@@ -187,9 +187,12 @@ class NamedFunction(Body):
 
 
 class NamedTool(Body):
-    """A function by its name: in an object of its own in chats, beside the type in responses."""
+    """A function by its name: in an object of its own in chats, beside the type in responses and as Anthropic has it.
 
-    type: Literal["function"] = "function"
+    Anthropic calls it a tool.
+    """
+
+    type: Literal["function", "tool"] = "function"
     name: str | None = None
     function: NamedFunction | None = None
 
@@ -231,15 +234,24 @@ class AllowedTools(Body):
         return frozenset(each.called for each in tools if isinstance(each, NamedTool))
 
 
+class ChoiceInObject(Body):
+    """A word in an object, as Anthropic has it."""
+
+    type: Literal["none", "auto", "required", "any"]
+
+
+CHOICES = {"allowed_tools": "~allowed", "tool": "~object", **dict.fromkeys(("none", "auto", "required", "any"), "~word")}
+
+
 def _choice(value: Any) -> str:
-    allowed = isinstance(value, dict) and value.get("type") == "allowed_tools"
-    return "~allowed" if allowed else kind_of_tool(value)
+    kind = value_of(value, "type", "function")
+    return CHOICES.get(kind if isinstance(kind, str) else "", "") or kind_of_tool(value)
 
 
 Allowed = Annotated[AllowedTools, Tag("~allowed")]
-Word = Annotated[Literal["none", "auto", "required"], Tag("~string")]
+Word = Annotated[Literal["none", "auto", "required", "any"], Tag("~string")]  # any: Mistral's word for required
 ToolChoice = Annotated[
-    Word | Annotated[NamedTool, Tag("~object")] | Allowed | Other,
+    Word | Annotated[ChoiceInObject, Tag("~word")] | Annotated[NamedTool, Tag("~object")] | Allowed | Other,
     Discriminator(_choice, OF_KIND, "none, auto, required, or an object that names a function"),
 ]
 

@@ -116,4 +116,6 @@ def tools_of(body: p.ChatRequest | r.ResponseRequest) -> Tools:
             functions[f"tools[{place}].function"] = tool.function
         else:
             functions[f"tools[{place}]"] = tool
-    return Tools(functions=functions, others=others, choice=body.tool_choice, parallel=body.parallel_tool_calls)
+    choice = body.tool_choice.type if isinstance(body.tool_choice, p.ChoiceInObject) else body.tool_choice
+    choice = "required" if choice == "any" else choice
+    return Tools(functions=functions, others=others, choice=choice, parallel=body.parallel_tool_calls)
