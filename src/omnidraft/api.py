@@ -194,7 +194,8 @@ class OmniDraft:
         request = place.request(ids, extent.max_new_tokens, settings, draw, processors, **beside)
         if self.adaptive is not None:
             self.adaptive.resume(place.policy)
-        return Stream(place, request, StopStrings(self.text_after(ids, extras.marks), ends), should_stop or never)
+        text = StopStrings(self.text_after(ids, extras.marks), ends, extras.least)
+        return Stream(place, request, text, should_stop or never)
 
     def lanes(self, count: int, prefix_cache: PrefixCache | None = None) -> list[Lane]:
         """Return places for `count` requests on these weights, each with its own KV caches; their rounds take turns.

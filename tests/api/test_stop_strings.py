@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from omnidraft.alignment.ngram_cache import NgramCache
 from omnidraft.api import OmniDraft
@@ -54,6 +56,43 @@ def test_a_text_ends_before_a_stop_string(
     pieces.append(stops.end())
     assert "".join(pieces) == (text if expected is None else expected)
     assert kept == (len(text) if count is None else count)
+
+
+@settings(max_examples=300)
+@given(
+    text=st.text("ab", max_size=12),
+    strings=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3, unique=True),
+    least=st.integers(0, 12),
+    sizes=st.lists(st.integers(1, 4), min_size=12, max_size=12),
+)
+def test_no_stop_string_that_is_whole_within_the_first_tokens_ends_a_text(
+    text: str, strings: list[str], least: int, sizes: list[int]
+) -> None:
+    ends = [
+        (place + len(string), place)
+        for string in strings
+        for place in range(len(text))
+        if text.startswith(string, place) and place + len(string) > least
+    ]
+    count, begin = min(ends, default=(len(text), len(text)))
+    stops = StopStrings(Detokenizer(tokens_of(text)), strings, least)
+    pieces, kept = [], 0
+    for size in sizes:
+        part = range(len(text))[kept : kept + size]
+        piece, stay = stops.feed(part)
+        pieces.append(piece)
+        kept += len(part) if stay is None else stay
+        if stay is not None:
+            break
+    assert "".join([*pieces, stops.end()]) == text[:begin]
+    assert kept == count
+
+
+def test_a_character_that_the_first_tokens_begin_may_end_a_text() -> None:
+    words = ("é".encode()[:1], "é".encode()[1:], b"b")
+    assert StopStrings(Detokenizer(words), ["é"], 1).feed([0, 1, 2]) == ("", 2)
+    assert StopStrings(Detokenizer(words), ["é"], 2).feed([0, 1, 2]) == ("éb", None)
+    assert StopStrings(Detokenizer((b"\n", b"b"), fallback=[0]), ["\n"], 1).feed([0, 1]) == ("\nb", None)
 
 
 def test_many_stop_strings_are_as_few() -> None:

@@ -71,6 +71,26 @@ def at(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
         yield at
 
 
+def test_no_stop_string_ends_an_answer_within_its_least_tokens(at: At) -> None:
+    ids = at.post("/tokenize", {"content": CUT}).json()["tokens"]
+    texts = [at.post("/detokenize", {"tokens": ids[:count]}).json()["content"] for count in range(len(ids))]
+    asked = {"messages": user(str(len(ANSWERS))), "max_tokens": 400, "temperature": 0, "stop": "more"}
+    for least, beside in ((0, {"ignore_eos": True}), (40, {}), (41, {}), (42, {}), (43, {"ignore_eos": True})):
+        count, text = next(
+            (count, text)
+            for count, text in enumerate(texts)
+            if count > least and text.count("more") > texts[least].count("more")
+        )
+        answer = at.chat(**asked, **beside, min_tokens=least).json()
+        assert answer["choices"][0]["message"]["content"] == text[: text.rfind("more")]
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == count
+    form = {"response_format": {"type": "json_object"}, "stop": "{", "min_tokens": 9}
+    answer = at.chat(**asked | form).json()
+    assert answer["choices"][0]["message"]["content"] == ""
+    assert answer["omnidraft"]["ignored"] == ["min_tokens"]
+
+
 # ---------------------------------------------------------------- what each client has of an answer, whole or streamed
 
 

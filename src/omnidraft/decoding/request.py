@@ -16,12 +16,14 @@ class Extras:
     """Further options of a request.
 
     `scores` are log-probabilities of the prompt's tokens, which is then read anew.  `marks` are special tokens whose
-    text belongs to the answer's.  `circle` names those who may share what is read of it.  The others say how it is
-    drafted, within what the lane does: at most `longest` tokens a round, and by whom.
+    text belongs to the answer's.  No stop string ends the answer within its first `least` tokens.  `circle` names those
+    who may share what is read of it.  The others say how it is drafted, within what the lane does: at most `longest`
+    tokens a round, and by whom.
     """
 
     scores: bool = False
     marks: frozenset[int] = frozenset()
+    least: int = 0
     circle: bytes = b""
     longest: int | None = None
     drafter: bool = True

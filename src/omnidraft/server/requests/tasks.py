@@ -266,6 +266,7 @@ def _task(
         message = f"logit_bias names token {wrong[0]}; the target has ids below {size}: leave it out"
         raise ApiError(400, message, param="logit_bias", code="invalid_value")
     extension = body.omnidraft or base.Extension()
+    extras["least"] = min(body.min_tokens or 0, asked.get("min_new_tokens", 0))  # 0 where a grammar decides
     if extension.sources is not None:
         extras |= {source: source in extension.sources for source in ("drafter", "counts")}
     return Task(
