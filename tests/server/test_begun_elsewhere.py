@@ -128,6 +128,44 @@ def test_a_chat_goes_on_behind_a_call_of_a_custom_tool(logged: At) -> None:
     assert prompt(logged)[1:] == ["assistant\n" + called("patch", '{"input": "+ a"}'), "tool\npatched"]
 
 
+BLOCKS: list[dict[str, Any]] = [
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "I need to look.", "signature": "x"},
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "c", "name": "look", "input": {"at": "pens"}},
+            {"type": "tool_use", "id": "d", "name": "look", "input": {}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {
+                "type": "tool_result",
+                "tool_use_id": "c",
+                "content": [{"type": "text", "text": "Six."}, {"type": "image"}],
+            },
+            {"type": "tool_result", "tool_use_id": "d", "content": "nothing", "is_error": True},
+            {"type": "text", "text": "So?"},
+        ],
+    },
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+def test_a_chat_goes_on_that_was_begun_in_anthropics_form(logged: At, path: str) -> None:
+    told = []
+    for asked in (path, "/v1/messages"):
+        body = {"model": "chat", "max_tokens": 1, "messages": [*user("How many?"), *BLOCKS]}
+        assert logged.post(asked, body).status_code == 200
+        told.append(prompt(logged))
+    assert told[0] == told[1]
+    note = "[image: not shown, as this model reads text alone]"
+    assert told[0][2:] == [f"tool\nSix.\n{note}", "tool\nError: nothing", "user\nSo?"]
+    assert told[0][1] == "assistant\nI look." + called("look", '{"at": "pens"}') + called("look", "{}")
+
+
 def test_what_is_null_is_as_not_there(logged: At) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": None}
     empty = {"type": "reasoning", "summary": [{"type": "summary_text", "text": None}]}

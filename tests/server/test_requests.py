@@ -77,6 +77,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHATS, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     (CHATS, {"stop": ["a", 5]}, "stop[1]"),
     (CHATS, {"messages": []}, "messages"),
+    (CHATS, {"messages": [{"role": "control", "content": "thinking"}]}, "messages"),
+    (CHATS, {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].type"),
     (CHATS, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     (CHATS, {"messages": [*user("x"), {"role": "user", "content": [{"type": "text"}]}]}, "messages[1].content[0].text"),
     (CHATS, {"response_format": {"type": "xml"}}, "response_format.type"),

@@ -144,6 +144,8 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
         ["messages[0].name", "chat_template_kwargs.name"],
     ),
     (CHATS, {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs.enable_thinking"]),
+    (CHATS, named({"role": "control", "content": "thinking"}, *user("x")), ["messages[0]"]),
+    (CHATS, named({"role": "control", "content": "length long"}, *user("x")), ["messages[0]"]),
     (CHATS, {"stream_options": {"include_usage": True}}, ["stream_options"]),
     (CHATS, {"logit_bias": {}, "n": 1, "presence_penalty": 0, "colour": None, "tools": None, "stop": None}, []),
     (CHATS, {"top_logprobs": 0, "logprobs": False, "frequency_penalty": 0, "presence_penalty": 0.0}, []),
@@ -175,6 +177,43 @@ def test_a_call_without_arguments_is_one_with_none() -> None:
     asked = {"messages": [{"role": "assistant", "tool_calls": [call]}], "tools": [{"function": {"name": "x" * 128}}]}
     (message,) = of_chat(read(asked, ChatRequest).body).messages
     assert message["tool_calls"][0]["function"]["arguments"] == {}
+
+
+THOUGHTS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "thinking", "thinking": "hm", "signature": "x"}, "hm"),  # Anthropic's
+    ({"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, "hm"),  # Mistral's
+    ({"type": "reasoning", "text": "hm"}, "hm"),
+    ({"type": "reasoning", "reasoning": "hm"}, "hm"),
+    ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, "hm"),
+    ({"type": "redacted_thinking", "data": "hm"}, ""),
+    ({"type": "thinking", "thinking": None}, ""),
+]
+
+
+@pytest.mark.parametrize(("part", "told"), THOUGHTS, ids=str)
+def test_reasoning_among_the_parts_of_an_answer(part: dict[str, Any], told: str) -> None:
+    said = {"role": "assistant", "content": [part, {"type": "text", "text": "24"}]}
+    prompt = of_chat(read({"messages": [*user("x"), said]}, ChatRequest).body)
+    assert prompt.messages[1].get("reasoning_content", "") == told
+    assert prompt.messages[1]["content"] == "24"
+    where = "messages[1].content[0]"
+    assert (prompt.dropped, prompt.optional) == (([], {"reasoning_content": [where]}) if told else ([where], {}))
+    twice = of_chat(read({"messages": [*user("x"), said | {"reasoning": "so"}]}, ChatRequest).body)
+    assert twice.messages[1]["reasoning_content"] == "so"
+    assert twice.dropped == [where]
+
+
+def test_a_call_that_is_told_twice_is_one() -> None:
+    call = {"id": "a", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    used = [{"type": "tool_use", "id": id_, "name": "add", "input": {"a": 1}} for id_ in ("a", "b")]
+    said = {"role": "assistant", "content": used, "tool_calls": [call]}
+    results = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id_, "content": id_} for id_ in "ab"]}
+    messages = of_chat(read({"messages": [*user("x"), said, results]}, ChatRequest).body).messages
+    assert [each["id"] for each in messages[1]["tool_calls"]] == ["a", "b"]
+    assert [(each["role"], each.get("name"), each["content"]) for each in messages[2:]] == [
+        ("tool", "add", "a"),
+        ("tool", "add", "b"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +327,29 @@ def test_no_effort_is_no_thinking(tmp_path: Path) -> None:
         assert "reasoning_effort" in ignored(at.post(CHATS, CHAT | kept))
         ends = [line.endswith("<think></think>") for line in at.lines if line.startswith("prompt: ")]
         assert ends == [True, True, False]
+
+
+def test_reasoning_is_switched_where_the_template_calls_it_thinking(tmp_path: Path) -> None:
+    """As Granite's does, for which Ollama's clients send a message of the role control."""
+    folder = with_tools(tmp_path / "granite")
+    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE + "{% if thinking %}<think>{% endif %}", encoding="utf-8")
+    talk = [{"role": "control", "content": "thinking"}, *user("x")]
+    asked: list[tuple[str, dict[str, Any], bool]] = [
+        (CHATS, {"messages": talk}, True),
+        (CHATS, {"enable_thinking": True}, True),
+        (CHATS, {"reasoning_effort": "none"}, False),
+        ("/api/chat", {"messages": talk, "stream": False}, True),
+        ("/api/chat", {"messages": user("x"), "stream": False, "think": True}, True),
+        ("/api/chat", {"messages": user("x"), "stream": False, "think": False}, False),
+    ]
+    with serving([folder], None, {"draft_length": 0}, log_prompts=True, max_tokens=1) as at:
+        for path, body, _ in asked:
+            found = at.post(path, {"model": "granite", **(CHAT if path == CHATS else {}), **body})
+            assert found.status_code == 200
+            assert not found.json().get("omnidraft", {}).get("ignored")
+        lines = [line for line in at.lines if line.startswith("prompt: ")]
+        assert [line.endswith("<think>") for line in lines] == [thinks for _, _, thinks in asked]
+        assert not any("control" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -14,22 +14,16 @@ from omnidraft.server.answers.request_answers import Reply, RequestAnswers, even
 from omnidraft.server.apis.anthropic_bodies import (
     Block,
     CountRequest,
-    Document,
     Message,
     MessagesRequest,
     OutputConfig,
-    SearchResult,
-    TextBlock,
-    Thinking,
     Tool,
     ToolChoice,
-    ToolResult,
-    ToolUse,
-    joined,
 )
 from omnidraft.server.apis.chat import as_llama_server
 from omnidraft.server.errors import ApiError, of_anthropic
 from omnidraft.server.requests import chat_bodies as p
+from omnidraft.server.requests.blocks import Document, Result, SearchResult, TextBlock, Thinking, ToolUse, joined
 from omnidraft.server.requests.bodies import Received, read
 from omnidraft.server.requests.replays import Replay, answered
 from omnidraft.server.requests.tasks import chat_length, tasks_of
@@ -123,9 +117,9 @@ def _as_messages(message: Message) -> list[dict[str, Any]]:
     if message.role == "assistant":
         return _as_answer(message.content)
     results = [
-        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text}
         for block in message.content
-        if isinstance(block, ToolResult)
+        if isinstance(block, Result)
     ]
     told = [block for block in message.content if isinstance(block, TextBlock | SearchResult | Document | Replay)]
     texts = [block.text for block in told if block.text or not isinstance(block, Replay)]
@@ -156,7 +150,7 @@ def _say(said: dict[str, Any], block: Block, results: Collection[str]) -> None:
     elif isinstance(block, Replay) and block.calls:
         if block.id in results:
             _add_call(said, block.id, block.name, block.arguments)
-    elif not isinstance(block, ToolResult):
+    elif not isinstance(block, Result):
         said["content"] += f"{block.text}\n" if isinstance(block, Replay) and block.text else block.text
 
 
@@ -174,10 +168,6 @@ def _untold(body: CountRequest) -> Iterator[str]:
         for place, block in enumerate(blocks):
             if isinstance(block, Replay) and not (block.id in results if block.calls else block.text):
                 yield f"messages[{at}].content[{place}]"
-
-
-def _result(block: ToolResult) -> str:
-    return ("Error: " if block.is_error else "") + joined(block.content)
 
 
 def _as_tool(tool: Tool | p.OtherTool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, Discriminator, FailFast, Field, Tag
 
 from omnidraft.server.grammars.json_schemas import encodable
+from omnidraft.server.requests import blocks
 from omnidraft.server.requests.fields import (
     KINDS,
     MEDIA,
@@ -28,6 +29,7 @@ from omnidraft.server.requests.fields import (
     of_kind,
     value_of,
 )
+from omnidraft.server.requests.replays import text_in
 from omnidraft.server.requests.unsupported_parameters import MESSAGES, OUT, SAMPLED, Fixes, each
 
 # ---------------------------------------------------------------- chat
@@ -112,11 +114,49 @@ AnyCall = Annotated[
 ]
 
 
+class Thought(BaseModel, extra="allow"):
+    """Reasoning of an earlier answer among the parts of its content, as other APIs and libraries have it."""
+
+    type: Literal["thinking", "reasoning", "redacted_thinking"]
+
+    @property
+    def text(self) -> str:
+        """What of it is text."""
+        held = self.model_extra or {}
+        return text_in([held.get(name) for name in ("thinking", "reasoning", "text", "summary")])
+
+
+SaidPart = Annotated[
+    Annotated[TextPart, Tag("~text")]
+    | Annotated[RefusalPart, Tag("~refusal")]
+    | Annotated[blocks.Result, Tag("~tool_result")],
+    named("type", "text or tool_result", input_text="text", output_text="text"),
+]
+AnswerPart = Annotated[
+    Annotated[TextPart, Tag("~text")]
+    | Annotated[RefusalPart, Tag("~refusal")]
+    | Annotated[Thought, Tag("~thinking")]
+    | Annotated[blocks.ToolUse, Tag("~tool_use")],
+    named(
+        *("type", "text, thinking or tool_use"),
+        input_text="text",
+        output_text="text",
+        reasoning="thinking",
+        redacted_thinking="thinking",
+    ),
+]
+
+
 class Said(Body):
-    """A message of rules or of a user; `name` goes to the chat template, if it has a place for it."""
+    """A message of rules or of a user; `name` goes to the chat template, if it has a place for it.
+
+    Results of tools among its parts, as Anthropic has them, are messages of their own.
+    """
 
     role: Literal["system", "developer", "user"]
-    content: Content
+    content: Annotated[
+        Annotated[str, Tag("~string")] | Annotated[list[SaidPart], Tag("~list")], of_kind("a string or a list of parts")
+    ]
     name: str | None = None
 
 
@@ -124,7 +164,13 @@ class AssistantMessage(Body):
     """An earlier answer of the model; its reasoning goes to the chat template, if it has a place for it."""
 
     role: Literal["assistant"]
-    content: Content | None = None
+    content: (
+        Annotated[
+            Annotated[str, Tag("~string")] | Annotated[list[AnswerPart], Tag("~list")],
+            of_kind("a string or a list of parts"),
+        ]
+        | None
+    ) = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # another name for it
@@ -141,10 +187,18 @@ class ToolResult(Body):
     tool_call_id: str
 
 
+class Control(Body):
+    """A switch of Granite's among the messages, as Ollama takes it: "thinking" turns reasoning on."""
+
+    role: Literal["control"]
+    content: Content
+
+
 Message = Annotated[
     Annotated[Said, Tag("~user")]
     | Annotated[AssistantMessage, Tag("~assistant")]
-    | Annotated[ToolResult, Tag("~tool")],
+    | Annotated[ToolResult, Tag("~tool")]
+    | Annotated[Control, Tag("~control")],
     named("role", "system, developer, user, assistant or tool", system="user", developer="user"),
 ]
 
@@ -240,7 +294,11 @@ class ChoiceInObject(Body):
     type: Literal["none", "auto", "required", "any"]
 
 
-CHOICES = {"allowed_tools": "~allowed", "tool": "~object", **dict.fromkeys(("none", "auto", "required", "any"), "~word")}
+CHOICES = {
+    "allowed_tools": "~allowed",
+    "tool": "~object",
+    **dict.fromkeys(("none", "auto", "required", "any"), "~word"),
+}
 
 
 def _choice(value: Any) -> str:

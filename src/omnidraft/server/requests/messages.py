@@ -14,6 +14,7 @@ from omnidraft.errors import PromptError
 from omnidraft.server.errors import ApiError, of_input
 from omnidraft.server.requests import chat_bodies as p
 from omnidraft.server.requests import response_bodies as r
+from omnidraft.server.requests.blocks import Result, ToolUse
 from omnidraft.server.requests.fields import Media
 from omnidraft.server.requests.replays import Replay, answered
 from omnidraft.server.requests.sampling_options import agreed
@@ -70,21 +71,49 @@ def encoded(served: ServedModel, prompt: Any, template: Mapping[str, Any] | None
 def of_chat(body: p.ChatRequest) -> Prompt:
     """The prompt of a chat; raises ApiError for a variable of the template that is none."""
     prompt = Prompt("messages", [])
+    switches: dict[str, Any] = {}  # of reasoning, by path
     for place, message in enumerate(body.messages):
-        entry: dict[str, Any] = {"role": _role(message.role), "content": _text(message.content)}
+        path = f"messages[{place}]"
+        if isinstance(message, p.Control):
+            if _text(message.content) == "thinking":
+                switches[path] = True
+            else:
+                prompt.dropped.append(path)
+            continue
+        results, texts = _apart(message)
+        prompt.messages += results
+        if results and not texts:
+            continue
+        entry: dict[str, Any] = {"role": _role(message.role), "content": _text(texts)}
         if isinstance(message, p.ToolResult):
             entry["tool_call_id"] = message.tool_call_id
         if isinstance(message, p.AssistantMessage):
-            _complete(entry, message, f"messages[{place}]", prompt)
-        _optional(entry, "name", message.name, f"messages[{place}].name", prompt)
+            _complete(entry, message, path, prompt)
+        _optional(entry, "name", message.name, f"{path}.name", prompt)
         prompt.messages.append(entry)
+    if not prompt.messages:
+        raise ApiError(400, "messages holds nothing to answer: add a text", param="messages")
     name_results(prompt.messages)
-    _add_variables(body, prompt)
+    _add_variables(body, prompt, switches)
     _check_end(body, prompt)
     if body.continue_final_message or body.add_generation_prompt is False:
         name = "continue_final_message" if body.continue_final_message else "add_generation_prompt"
         prompt.controls[name] = bool(body.continue_final_message)
     return prompt
+
+
+def _apart(
+    message: p.Said | p.AssistantMessage | p.ToolResult,
+) -> tuple[list[dict[str, Any]], str | list[p.TextPart | p.RefusalPart | Media]]:
+    """Results of tools that a user's message holds, as messages of their own, and what a message has of text."""
+    if message.content is None or isinstance(message.content, str):
+        return [], message.content or ""
+    results = [
+        {"role": "tool", "tool_call_id": part.tool_use_id, "content": part.text}
+        for part in message.content
+        if isinstance(part, Result)
+    ]
+    return results, [part for part in message.content if isinstance(part, p.TextPart | p.RefusalPart | Media)]
 
 
 def _check_end(body: p.ChatRequest, prompt: Prompt) -> None:
@@ -166,17 +195,27 @@ def _reason(entry: dict[str, Any], thoughts: Mapping[str, str], prompt: Prompt) 
 
 def _complete(entry: dict[str, Any], message: p.AssistantMessage, path: str, prompt: Prompt) -> None:
     """Add what an earlier answer has beside its text."""
-    if message.tool_calls:
-        calls = [_call(call.id, *call.called) for call in message.tool_calls]
-        _optional(entry, "tool_calls", calls, f"{path}.tool_calls", prompt)
+    parts = () if isinstance(message.content, str) else message.content or ()
+    calls = [_call(call.id, *call.called) for call in message.tool_calls or ()]
+    known = {call.get("id") for call in calls}  # some libraries tell of a call twice
+    uses = [part for part in parts if isinstance(part, ToolUse) and part.id not in known]
+    if calls := [*calls, *(_call(part.id, part.name, part.input) for part in uses)]:
+        _optional(entry, "tool_calls", calls, f"{path}.{'content' if uses else 'tool_calls'}", prompt)
     if message.refusal and entry["content"]:
         prompt.dropped.append(f"{path}.refusal")
     elif message.refusal:
         entry["content"] = message.refusal
-    name = "reasoning" if message.reasoning_content is None else "reasoning_content"
-    _optional(entry, "reasoning_content", getattr(message, name), f"{path}.{name}", prompt)
-    if message.reasoning is not None and name != "reasoning":
-        prompt.dropped.append(f"{path}.reasoning")
+    thoughts = {f"{path}.content[{at}]": part.text for at, part in enumerate(parts) if isinstance(part, p.Thought)}
+    own = {name: getattr(message, name) for name in ("reasoning_content", "reasoning")}
+    told = [{f"{path}.{name}": text} for name, text in own.items() if text is not None]
+    told += [{where: text for where, text in thoughts.items() if text}] if any(thoughts.values()) else []
+    prompt.dropped += [
+        *(path for path, text in thoughts.items() if not text),
+        *(path for each in told[1:] for path in each),
+    ]
+    if told:
+        entry["reasoning_content"] = "\n".join(told[0].values())
+        prompt.optional.setdefault("reasoning_content", []).extend(told[0])
 
 
 def _optional(entry: dict[str, Any], key: str, value: Any, path: str, prompt: Prompt) -> None:
@@ -209,8 +248,13 @@ def _call(id_: str | None, name: str, arguments: str | Mapping[str, Any]) -> dic
     return named if id_ is None else {"id": id_, **named}
 
 
-def _add_variables(body: p.ChatRequest | r.ResponseRequest, prompt: Prompt) -> None:
-    """Variables of the template that the body gives; raises ApiError for one that is no variable of a template."""
+def _add_variables(
+    body: p.ChatRequest | r.ResponseRequest, prompt: Prompt, switches: Mapping[str, Any] | None = None
+) -> None:
+    """Variables of the template that the body gives; raises ApiError for one that is no variable of a template.
+
+    `switches` turn reasoning on, by their paths.
+    """
     path = "chat_template_kwargs"
     for name, value in (body.chat_template_kwargs or {}).items():
         if name in _reserved():
@@ -223,9 +267,12 @@ def _add_variables(body: p.ChatRequest | r.ResponseRequest, prompt: Prompt) -> N
     _add_named(prompt, EFFORT, {"reasoning.effort": effort, EFFORT: getattr(body, EFFORT, None)})
     if isinstance(body, p.ChatRequest):
         thinks = None if body.thinking is None else body.thinking.type != "disabled"
-        _add_named(prompt, THINKING, {THINKING: body.enable_thinking, "thinking": thinks})
+        _add_named(prompt, THINKING, {THINKING: body.enable_thinking, "thinking": thinks, **(switches or {})})
     if prompt.variables.get(EFFORT) == "none" and THINKING not in prompt.variables:
         prompt.variables[THINKING], prompt.paths[THINKING] = False, prompt.paths[EFFORT]
+    if THINKING in prompt.variables:  # Granite's and DeepSeek's templates call it so
+        prompt.variables.setdefault("thinking", prompt.variables[THINKING])
+        prompt.paths.setdefault("thinking", prompt.paths[THINKING])
 
 
 def _add_named(prompt: Prompt, name: str, choices: dict[str, Any]) -> None:
