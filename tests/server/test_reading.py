@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from omnidraft.server.grammars.grammar import SLASH
-from omnidraft.server.reading.call_formats import valued
+from omnidraft.server.reading import json_calls
+from omnidraft.server.reading.call_formats import Marked, valued
 from omnidraft.server.reading.channels import ChannelReader
 from omnidraft.server.reading.choice import reading_of
 from omnidraft.server.reading.events import Arguments, Begin, Call, End, Event, Reader, Reasoning, Text
 from omnidraft.server.reading.marks import marks_of
 from omnidraft.server.reading.reader import CallReader, TextReader
+from omnidraft.server.reading.scanning import scan
 from omnidraft.server.reading.template_reader import TemplateReader
 
 ADD: dict[str, Any] = {
@@ -454,6 +456,44 @@ def test_text_behind_a_line_of_json_is_passed_on_at_once() -> None:
     reader, line = make(Transcript("")), BARE.replace("1", '1, "text": "' + 300 * "x" + '"')
     said = [told(reader.feed(text)).content for text in ("So:\n", line, "\n", "That", " is")]
     assert said == ["So:", "", "", f"\n{line}\nThat", " is"]
+
+
+MANY = 200
+CODE = json.dumps("def f(x):\n    return {'a': [x(1) > 2, \"y\"]}\n" * MANY)
+LONG_ANSWERS = {
+    "lines": "So:" + f"\n{BARE}" * MANY,
+    "lines, then text": "So:" + f"\n{BARE}" * MANY + "\nDone.",
+    "brackets that stay open": "So:" + '\n{"name": "add", "arguments": {"a": ' * MANY,
+    "brackets that stay open before others": "So:" + '\n{"name": "add", "arguments": {"a": ' * MANY + "}",
+    "code in JSON": f'<tool_call>\n{{"name": "add", "arguments": {{"text": {CODE}}}}}\n</tool_call>',
+    "code in a fence": f'```json\n{{"name": "add", "arguments": {{"text": {CODE}}}}}\n```',
+    "code in a last line": f'So:\n{{"name": "add", "arguments": {{"text": {CODE}}}}}',
+    "code in XML": f"<tool_call>\n<function=add>\n<parameter=text>\n{CODE}\n</parameter>\n</function>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", LONG_ANSWERS)
+def test_long_answers_are_read_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again from the beginning with each piece, or from each line on."""
+    text, seen = LONG_ANSWERS[name], [0]
+
+    def counted(read: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            found = read(*arguments, **options)
+            (whole,) = (each for each in arguments[:2] if isinstance(each, str))
+            start = next((each for each in arguments if isinstance(each, int)), 0)
+            seen[0] += (found.end or len(whole)) - start
+            return found
+
+        return call
+
+    monkeypatch.setattr(json_calls, "scan", counted(scan))
+    monkeypatch.setattr(json_calls, "_members", counted(json_calls._members))  # noqa: SLF001
+    monkeypatch.setattr(Marked, "__call__", counted(Marked.__call__))
+    reader = make(Transcript("", template=CODER if "XML" in name else QWEN))
+    found = read(reader, text, 5)
+    assert len(found.calls) == (MANY if name == "lines" else int(name.startswith("code")))
+    assert seen[0] < 10 * len(text)
 
 
 @pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if "add" in each.text])

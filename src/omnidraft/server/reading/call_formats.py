@@ -24,10 +24,10 @@ from omnidraft.server.reading.json_calls import (
     calls_in,
     checked,
     loaded,
-    may_be_calls,
     mending,
     read_arguments,
     read_json,
+    whole_calls,
 )
 from omnidraft.server.reading.scanning import GEMMA, PYTHON, scan, tokens
 
@@ -127,7 +127,7 @@ def last_lines(text: str, functions: Functions, close: Sequence[str], *, over: b
     """Calls in JSON, with arguments, that end an answer of other text, behind a `{"name"` that begins a line."""
     lines = LINE_MARK.lstrip() + text
     if not over:
-        return MORE if may_be_calls(lines, functions) else NONE
+        return MORE if whole_calls(lines, functions)[1] else NONE
     calls = calls_in(lines, functions) if WITH_ARGUMENTS.search(lines) else None
     return Found(calls, len(text)) if calls else NONE
 

@@ -38,7 +38,8 @@ LITERAL = re.compile(r"[^\s,\]}]+(?=[\s,\]}])")
 ATOM = re.compile(rf'{OPEN_STRING.pattern}|([^\s"{{}}\[\],:]+)', re.DOTALL)
 BETWEEN = re.compile(r"[\s,;]*")
 TAGS = ("<tool_call>", "</tool_call>")
-STRAY = re.compile(r"^(?:</?tool_call>|[ \n\t\r,;])+")  # between calls and behind them
+STRAY = re.compile(r"(?:</?tool_call>|[ \n\t\r,;])*")  # between calls and behind them
+SPACE = re.compile(r"\s*")
 CONTROL = re.compile(r"[\x00-\x1f]")
 LAST_COMMA = re.compile(rf"(?P<string>{scanning.STRING})|,(?=\s*[}}\]])", re.DOTALL)
 IN_STRING = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
@@ -119,40 +120,50 @@ def calls_in(text: str, names: Collection[str], *, cut: bool = False) -> list[Ca
     Marks between and behind them say nothing more: the first may have lost its opening one.
     """
     calls: list[Call] = []
-    rest = text.strip()
-    while rest:
-        found = checked(read_value(rest, names))
+    text, place = text.strip(), 0
+    while place < len(text):
+        found = checked(read_value(text, names, place))
         if found.end is None:
             last = cut_calls(found) if cut else []
             return calls + last if last and last[-1].cut else None
         calls += found.calls
-        rest = STRAY.sub("", rest[found.end :], count=1)
-        if cut and begins(rest, TAGS):
+        place = _end_of(STRAY, text, found.end)
+        if cut and _ends_in_tag(text, place):
             break
     return calls or None
 
 
-def may_be_calls(text: str, names: Collection[str]) -> bool:
-    """True where a longer text may be calls in JSON, and nothing else."""
-    rest = text
-    while rest and not begins(rest, TAGS):
-        found = checked(read_value(rest, names))
+def whole_calls(text: str, names: Collection[str], start: int = 0) -> tuple[int, bool]:
+    """How far a text is whole calls in JSON from `start` on, and whether a longer one may be these and nothing else."""
+    place = _end_of(STRAY, text, start)
+    while place < len(text) and not _ends_in_tag(text, place):
+        found = checked(read_value(text, names, place))
         if found.end is None:
-            return not found.wrong
-        rest = STRAY.sub("", rest[found.end :], count=1)
-    return True
+            return place, not found.wrong
+        place = _end_of(STRAY, text, found.end)
+    return place, True
 
 
-def read_value(text: str, names: Collection[str]) -> Found:
-    """The calls that the JSON value at the beginning of a text stands for, with their arguments as they are written."""
-    place = len(text) - len(text.lstrip())
+def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
+    """Where a pattern ends that matches everywhere."""
+    found = pattern.match(text, start)
+    return found.end() if found else start
+
+
+def _ends_in_tag(text: str, start: int) -> bool:
+    """True where nothing but the beginning of a tag is left of a text."""
+    return len(text) - start < len(TAGS[1]) and begins(text[start:], TAGS)
+
+
+def read_value(text: str, names: Collection[str], start: int = 0) -> Found:
+    """The calls that the JSON value at this place of a text stands for, with their arguments as they are written."""
+    place = _end_of(SPACE, text, start)
     if text[place : place + 1] != "[":
         return _object(text, place, names)
     calls: list[Call] = []
     place += 1
     while True:
-        gap = BETWEEN.match(text, place)
-        begin = gap.end() if gap else place
+        begin = _end_of(BETWEEN, text, place)
         if text[begin : begin + 1] == "]":
             return Found(calls, begin + 1) if calls else NONE
         found = _object(text, begin, names)
@@ -187,9 +198,9 @@ def _members(text: str, at: int) -> _Object:
             found.whole = False
             return found
         place = end
-    closed, rest = CLOSED.match(text, place), text[place:].lstrip()
+    closed, behind = CLOSED.match(text, place), _end_of(SPACE, text, place)
     found.end = closed.end() if closed else None
-    found.wrong = closed is None and bool(rest) and rest[0] not in '",'
+    found.wrong = closed is None and behind < len(text) and text[behind] not in '",'
     return found
 
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 
-from omnidraft.server.reading.call_formats import FENCE, FUNCTION_MARK, TOO_MANY, last_lines, python, tagged
+from omnidraft.server.reading.call_formats import (
+    FENCE,
+    FUNCTION_MARK,
+    LINE_MARK,
+    TOO_MANY,
+    function_in_xml,
+    last_lines,
+    named,
+    python,
+    tagged,
+)
 from omnidraft.server.reading.events import Arguments, Begin, End, Event, Functions, Reader, Reasoning, Text
-from omnidraft.server.reading.json_calls import Found, calls_in, cut_calls, quoted, read_value
+from omnidraft.server.reading.json_calls import MORE, NONE, Found, calls_in, cut_calls, quoted, read_value, whole_calls
 from omnidraft.server.reading.marks import Region, RegionMarks
-from omnidraft.server.reading.scanning import begins, begun
+from omnidraft.server.reading.scanning import JSON, Brackets, begins, begun, scan
 
 # the first key of an object that may be a call
 FIRST = re.compile(r'\s*[\[{]?\s*\{?\s*"(?:name|function|tool|type|id|arguments|parameters|args)"')
@@ -17,6 +27,9 @@ EARLY = re.compile(r'\s*\[?\s*(?:\{\s*(?:"[^"]*)?)?')  # of a text that may beco
 LISTED = re.compile(r"\s*\[\s*[\w.-]*(?:\(|\Z)")  # calls as Python writes them
 LONG = 200  # characters of a call behind which only what may end it is looked at
 MAY_END = re.compile(r"[\])}>`]")
+XML_MAY_END = re.compile("</(?:parameter|function|arg_key|arg_value|tool_call)>")
+BRACKET = re.compile(r"\s*[\[{]")
+LAST = ("}", "]", ">", ",", ";")  # ends of calls in an answer's last lines, and of what may stand behind them
 
 
 class TextReader(Reader):
@@ -42,6 +55,10 @@ class TextReader(Reader):
         self._close = thinking if reasons else None  # of the reasoning that is open
         self._region: Region | None = None  # that is open
         self._behind = False  # a call in it
+        self._brackets: Brackets | None = None  # of the call in it that comes
+        self._fed = 0  # characters
+        self._sure = 0  # characters of the last lines that are whole calls
+        self._passed, self._open = 0, set[int]()  # places in the answer before which, and at which, none of these begin
         self._began = self._thought = False  # text; the end of reasoning
         self._reasoned = goes_on
         self._maybe = False  # a call in reasoning, as far as it is there
@@ -61,14 +78,25 @@ class TextReader(Reader):
         busy = self._held or not self._began or self._calls or self._region or self._close
         if not busy and (self._begins is None or not self._begins.search(text)):  # most of most answers
             return [Text(text)] if text else []
-        whole = self._held.rstrip().endswith(("}", ">"))
         self._held += text
-        waits = self._maybe and str(self._close) not in self._held
+        self._fed += len(text)
+        may_end = True
         if self._region is not None:
-            waits = self._region.style is not last_lines or not whole  # any text behind these says that they are none
-        if waits and len(self._held) > LONG and not MAY_END.search(text):
-            return []
-        return self._read(final=False)
+            may_end = self._may_end(self._region, text)
+        elif self._maybe and str(self._close) not in self._held:
+            may_end = MAY_END.search(text) is not None
+        return self._read(final=False) if may_end or len(self._held) <= LONG else []
+
+    def _may_end(self, region: Region, text: str) -> bool:
+        """Whether the call that a region waits for may end with this text, the last of what is held."""
+        if region.style in (named, last_lines) or (region.style is tagged and BRACKET.match(self._held)):
+            if self._brackets is None:
+                self._brackets, text = Brackets(), self._held
+                text = region.open + text if region.style is last_lines else text
+            return self._brackets.may_end(text)
+        if region.style in (tagged, function_in_xml):
+            return XML_MAY_END.search(self._held, max(0, len(self._held) - len(text) - len("</arg_value"))) is not None
+        return MAY_END.search(text) is not None
 
     def end(self, *, cut: bool = False) -> list[Event]:
         events = self._read(final=True, cut=cut)
@@ -159,8 +187,12 @@ class TextReader(Reader):
         start = self._next_call(region, final=final) if self._behind else 0
         if start is None:
             return []
-        found = region.style(self._held[start:], self._functions, region.close, over=final and not cut)
+        if region.style is last_lines:
+            found = self._last_lines(over=final and not cut)
+        else:
+            found = region.style(self._held[start:], self._functions, region.close, over=final and not cut)
         if found.end is not None:
+            self._brackets = None
             self._held, self._behind, self._space = self._held[start + found.end :], True, ""
             return self._called(found.calls)
         if not (found.wrong or final):
@@ -173,6 +205,24 @@ class TextReader(Reader):
             return []
         self._region = None
         return self._out(region.open)
+
+    def _last_lines(self, *, over: bool) -> Found:
+        """What `last_lines` finds; where that is nothing, no calls begin at places that this shows, too."""
+        lines = LINE_MARK.lstrip() + self._held
+        start = self._fed - len(lines)
+        if over and not lines.rstrip().endswith(LAST):
+            self._passed = start + self._sure
+            return NONE
+        self._sure, more = whole_calls(lines, self._functions, self._sure)
+        if more and not over:
+            return MORE
+        whole = not lines[self._sure :].strip()
+        found = last_lines(self._held, self._functions, (), over=True) if over and whole else NONE
+        if found.wrong:
+            self._passed = start + self._sure
+            if over:  # what is in open brackets now, is so to the end
+                self._open = {start + place for place in scan(lines, self._sure, JSON).open}
+        return found
 
     def _next_call(self, region: Region, *, final: bool) -> int | None:
         """Where another call may begin in a region; None where the region is over, or more text decides."""
@@ -235,6 +285,8 @@ class TextReader(Reader):
         """Text up to the next mark."""
         text = self._held
         mark = self._next.search(text)
+        while mark is not None and mark[0] == LINE_MARK and self._is_passed(self._fed - len(text) + mark.start() + 1):
+            mark = self._next.search(text, mark.end())
         if mark is None:
             busy = not final and self._begins is not None and self._begins.search(text)
             safe = len(text) - (begun(text, self._marks) if busy else 0)
@@ -244,7 +296,12 @@ class TextReader(Reader):
             self._held = text[mark.start() :]
         else:
             self._region, self._held = self._opens.get(mark[0]), text[mark.end() :]
+            self._brackets, self._sure = None, 0
         return self._out(text[: mark.start()])
+
+    def _is_passed(self, place: int) -> bool:
+        """True where no calls of the last lines begin."""
+        return place < self._passed or place in self._open
 
     def _out(self, text: str) -> list[Event]:
         """Text; space before the first, and behind a call, comes only with more."""
