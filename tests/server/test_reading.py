@@ -226,9 +226,16 @@ WRAPPED = {
             *(f"<tools>\n{BARE}\n{BARE}\n</tools>", f"{BARE}\n</tool_call>", f"{BARE}</tool_call>\n{BARE}"),
             *(f"{BARE}\n</tool_call>\n{IN_TAGS}", f"```json\n{IN_TAGS}\n```\n"),
             *(f"```xml\n{IN_TAGS}```", f"```xml\n<tool_call>\n{BARE}\n```", f"```xml\n{IN_TAGS}\n```"),
+            *(f"```xml\n{IN_TAGS}\n{IN_TAGS}\n```", f"```json\n{IN_TAGS}{IN_TAGS}```", f"```xml\n{IN_TAGS}"),
+            *(f"```xml\n<tool_call>\n{BARE}\n{BARE}\n</tool_call>\n```", f"```json\n{BARE};\n{BARE};\n```\n"),
+            *(f"```json\n{BARE}\n{BARE}\n```", f"```json\n[{BARE},\n{BARE}]\n```"),
+            *(f"```\n{BARE}\n\n{BARE}\n```", f"```tool_call\n[{BARE}, {BARE}]\n```"),
             *(f"<tool_call>\n```json\n{BARE}\n```\n</tool_call>", f"<tool_call>\n```json\n{BARE}\n</tool_call>"),
         )
     },
+    "text behind calls in a fence": Transcript(
+        f"```xml\n{IN_TAGS}\n{IN_TAGS}\nDone.", [ADD_1, ADD_1], "\nDone.", template=QWEN
+    ),
     "a fence around text": Transcript("```xml\n<tool_call>no\n```\n", content="```xml\n<tool_call>no\n```\n"),
     "behind code": Transcript(
         f"So:\n```python\nprint(1)\n```\n{IN_TAGS}\n```python\nx = 2\n```\nEnd.",

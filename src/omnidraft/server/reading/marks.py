@@ -20,12 +20,16 @@ from omnidraft.server.reading.call_formats import (
 
 @dataclass(frozen=True)
 class Region:
-    """A mark that opens calls in a style, and those that may close them; `always`: whatever a target uses."""
+    """A mark that opens calls in a style, and those that may close them; `always`: whatever a target uses.
+
+    The marks `between` calls say nothing more.
+    """
 
     open: str
     close: tuple[str, ...]
     style: Style
     always: bool = False
+    between: tuple[str, ...] = ()
 
 
 FENCE = ("```",)
@@ -34,7 +38,7 @@ REGIONS = (
     Region(TAG, END_TAG, tagged, always=True),  # Hermes, Qwen, GLM, Granite 4
     Region(f"{TAG}\n```json", ("```\n</tool_call>", *FENCE, *END_TAG), tagged, always=True),  # small models of these
     *(
-        Region(f"```{word}\n{TAG}", ("</tool_call>\n```", "</tool_call>```", *END_TAG, *FENCE), tagged, always=True)
+        Region(f"```{word}\n{TAG}", (*END_TAG, *FENCE), tagged, always=True, between=(TAG, *END_TAG))
         for word in ("xml", "json")  # a fence without a word may be the end of a block of code
     ),
     *(Region(f"<{word}>", (f"</{word}>",), named, always=True) for word in ("tools", "function_call", "function-call")),

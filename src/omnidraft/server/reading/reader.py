@@ -29,6 +29,7 @@ LONG = 200  # characters of a call behind which only what may end it is looked a
 MAY_END = re.compile(r"[\])}>`]")
 XML_MAY_END = re.compile("</(?:parameter|function|arg_key|arg_value|tool_call)>")
 BRACKET = re.compile(r"\s*[\[{]")
+BETWEEN = " \n\t\r,;"  # calls
 LAST = ("}", "]", ">", ",", ";")  # ends of calls in an answer's last lines, and of what may stand behind them
 
 
@@ -227,14 +228,16 @@ class TextReader(Reader):
     def _next_call(self, region: Region, *, final: bool) -> int | None:
         """Where another call may begin in a region; None where the region is over, or more text decides."""
         self._held = TOO_MANY.sub("", self._held, count=1)
-        rest = self._held.lstrip()
-        if not final and begins(rest, region.close):
+        rest = self._held.lstrip(BETWEEN)
+        while (told := next((each for each in region.between if rest.startswith(each)), None)) is not None:
+            self._held = rest[len(told) :]
+            rest = self._held.lstrip(BETWEEN)
+        if not final and begins(rest, (*region.close, *region.between)):
             return None
         for mark in region.close:
             if rest.startswith(mark):
                 self._held, self._region, self._behind = rest[len(mark) :], None, False
                 return None
-        rest = rest.lstrip(" \n\t\r,;")
         if rest[:1] in ("{", "[") or (region.style is tagged and rest.startswith(FUNCTION_MARK[: len(rest) or 1])):
             return len(self._held) - len(rest)
         if rest or final:
