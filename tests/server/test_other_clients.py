@@ -155,3 +155,25 @@ def test_the_first_message_of_open_webui_is_answered(server: At) -> None:
     assert told.text.rstrip().endswith("data: [DONE]")
     lines = server.post("/api/chat", first | {"options": {"num_predict": 8}, "keep_alive": "5m"}).text.splitlines()
     assert json.loads(lines[-1])["done"]
+
+
+def test_lm_studios_paths(server: At) -> None:
+    models = server.get("/api/v0/models").json()
+    assert (models["object"], [each["id"] for each in models["data"]]) == ("list", ["chat", "zoo:target-a"])
+    assert server.get("/api/v0/models/zoo:target-a").json() == models["data"][1]
+    assert {name: models["data"][0][name] for name in ("object", "type", "arch", "compatibility_type", "state")} == {
+        "object": "model",
+        "type": "llm",
+        "arch": "qwen2",
+        "compatibility_type": "safetensors",
+        "state": "loaded",
+    }
+    assert models["data"][0]["max_context_length"] == server.get("/v1/models/chat").json()["max_model_len"]
+    asked = {"model": "chat", "max_tokens": 4, "temperature": 0}
+    for path, body, said in (
+        ("chat/completions", {"messages": user(QUESTION)}, "message"),
+        ("completions", {"prompt": QUESTION}, "text"),
+    ):
+        found, own = (server.post(f"{start}/{path}", asked | body).json() for start in ("/api/v0", "/v1"))
+        assert found["choices"][0][said] == own["choices"][0][said]
+        assert server.post(f"/api/v0/{path}", asked).json()["error"]["param"] in ("messages", "prompt")

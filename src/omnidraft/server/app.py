@@ -200,6 +200,10 @@ class Server:
         """A target."""
         return Json(self.one(self.model(model)))
 
+    async def lm_studio_model(self, model: str) -> Json:
+        """A target in LM Studio's form."""
+        return Json(await run_in_threadpool(_in_lm_studio, self.model(model)))
+
     async def tokenize(self, request: Request) -> Json:
         """Token ids of a text or a conversation."""
         asked = await self.received(request, p.TokenizeRequest)
@@ -292,6 +296,15 @@ def _is_called(served: ServedModel, name: str) -> bool:
     return name in (served.name, f"{served.name}:latest")
 
 
+def _in_lm_studio(served: ServedModel) -> dict[str, Any]:
+    """A target as LM Studio's list has it."""
+    lm: Any = served.model.target.lm
+    own = {"id": served.name, "object": "model", "type": "llm", "publisher": "omnidraft", "state": "loaded"}
+    own |= {"arch": lm.skeleton.config.model_type, "compatibility_type": served.files.format}
+    lengths = dict.fromkeys(("max_context_length", "loaded_context_length"), lm.context)
+    return own | {"quantization": served.files.weights} | lengths
+
+
 def _told(body: Mapping[str, Any], ignored: Sequence[str]) -> Json:
     """An answer without an answer of a model, with what was ignored of its request."""
     return Json({**body, "omnidraft": {"ignored": ignored}} if ignored else body)
@@ -363,6 +376,8 @@ def _answering(server: Server) -> Iterator[tuple[str, Any, type[base.Body], str 
             native = LLAMA_SERVER["/completion"] if f"{start}{path}" == "/completions" else None
             yield f"{start}{path}", server.answering(api, native), api.body, api.about
         yield f"{start}/messages/count_tokens", server.count_tokens, anthropic_bodies.CountRequest, None
+    for path in ("/chat/completions", "/completions"):
+        yield f"{errors.LM_STUDIO}{path}", server.answering(APIS[path]), APIS[path].body, APIS[path].about
     for path, api in (OLLAMA | LLAMA_SERVER).items():
         yield path, server.answering(api), api.body, api.about
     yield "/api/show", server.ollama_show, ollama_bodies.OllamaShow, None
@@ -378,6 +393,8 @@ def _telling(server: Server) -> Iterator[tuple[str, Any]]:
         yield f"{start}/models", server.listing("data", server.one, object="list")
         yield f"{start}/models/{{model:path}}", server.one_model
         yield f"{start}/health", server.health
+    yield f"{errors.LM_STUDIO}/models", server.listing("data", _in_lm_studio, object="list")
+    yield f"{errors.LM_STUDIO}/models/{{model:path}}", server.lm_studio_model
     yield "/metrics", server.prometheus
     yield "/stats", server.stats
     yield "/report", server.report

@@ -64,9 +64,10 @@ ANTHROPIC |= {429: "rate_limit_error", 503: "overloaded_error"}
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 # APIs of models that this server has none of
 ABSENT = re.compile(
-    r"(?:/api|/v\d+)?/(?:embed|embeddings?|rerank|reranking|score|pooling|classify|moderations|(?:images|audio)/.*)"
+    r"(?:/api)?(?:/v\d+)?/(?:embed|embeddings?|rerank|reranking|score|pooling|classify|moderations|(?:images|audio)/.*)"
 )
 TEXT_ALONE = "this server's models write text, and none is for embeddings, ranking, images or sound: use another server"
+LM_STUDIO = "/api/v0"  # the beginning of its paths
 REQUEST_ID = "x-request-id"  # header of requests and responses, and the key of an ASGI scope
 INTERNAL = ApiError(500, "internal error: the server's log has it")
 ENDING = ApiError(503, "the server is shutting down: try later")
@@ -99,7 +100,8 @@ def shaped(error: ApiError, path: str) -> dict[str, Any]:
     """The body for an error: Anthropic's, Ollama's or OpenAI's."""
     if "/messages" in path:
         return {"type": "error", "error": of_anthropic(error)}
-    return {"error": str(error)} if path.startswith("/api/") else error.body
+    ollama = path.startswith("/api/") and not path.startswith(f"{LM_STUDIO}/")
+    return {"error": str(error)} if ollama else error.body
 
 
 def of_anthropic(error: ApiError) -> dict[str, Any]:
