@@ -19,6 +19,8 @@ from omnidraft.server.grammars.grammar import ResponseFormat, answer_grammar, fo
 from omnidraft.server.requests.bodies import read
 from omnidraft.server.requests.chat_bodies import ChatRequest
 from omnidraft.server.requests.messages import of_chat
+from omnidraft.server.requests.response_bodies import ResponseRequest
+from omnidraft.server.requests.tools import tools_of
 from support.serving import QUESTION, TOOL_TEMPLATE, At, events, serving, user, with_tools
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -144,6 +146,12 @@ TAKEN: list[tuple[str, dict[str, Any], list[str]]] = [  # a body, and what is na
         ["messages[0].name", "chat_template_kwargs.name"],
     ),
     (CHATS, {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs.enable_thinking"]),
+    (CHATS, {"thinking": False}, ["thinking"]),
+    (CHATS, named(*user("x"), SAID, {"role": "tool", "content": "5"}), REPLAYED),
+    (CHATS, {"tools": [ADD["function"] | {"type": "function"}]}, []),
+    (RESPONSES, {"tools": [ADD]}, []),
+    (TEXTS, {"logprobs": False}, []),
+    (TEXTS, {"logprobs": True}, []),
     (CHATS, named({"role": "control", "content": "thinking"}, *user("x")), ["messages[0]"]),
     (CHATS, named({"role": "control", "content": "length long"}, *user("x")), ["messages[0]"]),
     (CHATS, {"stream_options": {"include_usage": True}}, ["stream_options"]),
@@ -201,6 +209,35 @@ def test_reasoning_among_the_parts_of_an_answer(part: dict[str, Any], told: str)
     twice = of_chat(read({"messages": [*user("x"), said | {"reasoning": "so"}]}, ChatRequest).body)
     assert twice.messages[1]["reasoning_content"] == "so"
     assert twice.dropped == [where]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tool"),
+    [
+        (ChatRequest, {"type": "function", **STRICT}),
+        (ChatRequest, {"name": "add", "input_schema": STRICT["parameters"], "strict": True}),
+        (ResponseRequest, STRICTLY),
+    ],
+    ids=["a response's in a chat", "a message's in a chat", "a chat's in a response"],
+)
+def test_a_function_is_read_in_the_form_of_another_api(kind: type[Any], tool: dict[str, Any]) -> None:
+    received = read({"messages": user("x"), "input": "x", "tools": [tool]}, kind)
+    (function,) = tools_of(received.body).functions.values()
+    assert function.model_dump(include={*STRICT}) == STRICT
+    assert not any("tools" in path for path in received.ignored)
+
+
+@pytest.mark.parametrize(("asked", "thinks"), [(True, True), (False, False), ({"type": "disabled"}, False)], ids=str)
+def test_thinking_may_be_a_switch(asked: Any, thinks: bool) -> None:
+    prompt = of_chat(read({"messages": user("x"), "thinking": asked}, ChatRequest).body)
+    assert prompt.variables == {"enable_thinking": thinks, "thinking": thinks}
+
+
+def test_a_result_without_an_id_is_that_of_the_next_call() -> None:
+    calls = [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in ("add", "sub")]
+    talk = [*user("x"), {"role": "assistant", "tool_calls": calls}, *({"role": "tool", "content": c} for c in "12")]
+    messages = of_chat(read({"messages": talk}, ChatRequest).body).messages
+    assert [each["name"] for each in messages[2:]] == ["add", "sub"]
 
 
 def test_a_call_that_is_told_twice_is_one() -> None:

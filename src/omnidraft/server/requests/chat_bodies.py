@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Discriminator, FailFast, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from omnidraft.server.grammars.json_schemas import encodable
 from omnidraft.server.requests import blocks
@@ -184,7 +193,7 @@ class ToolResult(Body):
     role: Literal["tool"]
     content: Results = ""
     name: str | None = None
-    tool_call_id: str
+    tool_call_id: str = ""  # without one, it is the next call's
 
 
 class Control(Body):
@@ -216,10 +225,19 @@ class FunctionSchema(Body):
 
 
 class Tool(Body):
-    """A tool, which is a function."""
+    """A tool, which is a function; also as responses have it, or Anthropic: without an object of its own."""
 
     type: Literal["function"] = "function"
     function: FunctionSchema
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_its_own_object(cls, tool: Any) -> Any:
+        """The tool as chats have it."""
+        if not isinstance(tool, dict) or "function" in tool or "name" not in tool:
+            return tool
+        named = {"parameters" if key == "input_schema" else key: value for key, value in tool.items() if key != "type"}
+        return {"function": named}
 
 
 class OtherTool(BaseModel, extra="allow"):
@@ -369,6 +387,12 @@ class CompletionRequest(Formed):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def of_chats(cls, value: Any) -> Any:
+        """As chats say it: those of the token itself, or none."""
+        return {True: 0, False: None}[value] if isinstance(value, bool) else value
 
 
 Encodable = Annotated[str, AfterValidator(encodable)]

@@ -116,9 +116,15 @@ class Reasoning(Body):
 
 
 class ThinkingChoice(Body):
-    """Reasoning, on or, where it is "disabled", off: as `enable_thinking` for the chat template."""
+    """Reasoning, on or, where it is "disabled" or false, off: as `enable_thinking` for the chat template."""
 
     type: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_an_object(cls, value: Any) -> Any:
+        """The choice as Anthropic has it."""
+        return {"type": "enabled" if value else "disabled"} if isinstance(value, bool) else value
 
 
 Penalty = Annotated[float, Field(ge=-100, le=100)]

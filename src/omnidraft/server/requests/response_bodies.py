@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from omnidraft.server.requests.chat_bodies import (
     TOOL,
@@ -105,9 +105,16 @@ Item = Annotated[
 
 
 class ResponseTool(FunctionSchema):
-    """A function that the model may call."""
+    """A function that the model may call; also as chats have it, in an object of its own."""
 
     type: Literal["function"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_an_object(cls, tool: Any) -> Any:
+        """The tool as responses have it."""
+        inner = tool.get("function") if isinstance(tool, dict) else None
+        return {**inner, "type": "function"} if isinstance(inner, dict) and "name" not in tool else tool
 
 
 class Namespace(Body):
