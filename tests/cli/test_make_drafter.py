@@ -26,8 +26,9 @@ COUNTS = {
 
 
 def test_one_command_writes_text_and_makes_a_drafter_that_another_begins_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("omnidraft.make_drafter.teacher_text.ANSWERS", {30: 1.0})
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is 2 + 3?"}\n{"prompt": "How many legs have 4 cats?"}\n', encoding="utf-8")
     own = ["--prompts", str(prompts), "--self-asked", "0", "--batch-size", "2"]
@@ -72,6 +73,7 @@ def test_mistakes_are_one_line(
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
     assert line.startswith("omnidraft: error:")
     assert message in line
+    assert not [*tmp_path.rglob("*.npz")], "it is noticed before text is written"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ def main(arguments: Sequence[str]) -> int:
 
     flags.prepare_libraries(options.threads)
     with flags.interruptible():
+        begin = None
+        if options.init_from is not None and options.only != "text":  # a mistake is noticed before text is written
+            begin = load_model(zoo.resolve(options.init_from), "float32", "cpu", flags.say)
         teachers = [
             load_model(zoo.resolve(name), options.dtype, options.device, flags.say, verifies=True)
             for name in options.teacher or [options.source]
@@ -51,9 +54,6 @@ def main(arguments: Sequence[str]) -> int:
         if options.only != "text":
             source = load_model(zoo.resolve(options.source), "float32", "cpu", flags.say)
             shape = DrafterShape(layers=options.layers, vocab=options.vocab)
-            begin = None
-            if options.init_from is not None:
-                begin = load_model(zoo.resolve(options.init_from), "float32", "cpu", flags.say)
             make.train(source, teachers, shape, training, options.out, flags.say, begin)
     return 0
 
