@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
 import pytest
 
 from experiments import agents
 from experiments.agents import Traffic
+from experiments.serve import ServerProcess
+from omnidraft.cli import main as cli
+from omnidraft.server import run
 from support.compilers import needs_the_8_bit_step
+from support.serving import healthy
+from support.waiting import WAIT_S, until
 
 
 def test_turns_begin_alike_but_for_the_line_that_changes() -> None:
@@ -24,7 +33,34 @@ def test_turns_begin_alike_but_for_the_line_that_changes() -> None:
     assert 0.7 * 8000 < len(json.dumps(bodies[0])) < 1.6 * 8000
 
 
+@pytest.fixture
+def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six processes would take most of the time, and those of other experiments are tested there."""
+    begun = SimpleQueue[run.Running]()
+
+    class Noted(run.Running):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            begun.put(self)
+
+    def begin(server: Any, command: Callable[[int], Sequence[str]]) -> None:
+        thread = Thread(target=cli.main, args=(command(0)[3:],))  # without `python -m omnidraft`
+        thread.start()
+        running = begun.get(timeout=WAIT_S)
+
+        def close() -> None:
+            running.end()
+            thread.join(WAIT_S)
+
+        server.url, server.close = running.address, close
+        until(lambda: healthy(server.url))
+
+    monkeypatch.setattr(run, "Running", Noted)
+    monkeypatch.setattr(ServerProcess, "__init__", begin)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_threads")
 def test_a_quick_run(target: Path, drafter: Path, tmp_path: Path) -> None:
     needs_the_8_bit_step()
     chat = shutil.copytree(target, tmp_path / "chat")
