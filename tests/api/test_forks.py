@@ -56,7 +56,7 @@ sys.exit(os.waitstatus_to_exitcode(status) != 0)
 def test_a_forked_process_answers(dtype: str, adapt: str, tmp_path: Path) -> None:
     if dtype == "int8":
         needs_the_8_bit_step()
-    own = environment(with_native(tmp_path / "home"))
+    own = environment(with_native(tmp_path / "home")) | {"OMP_WAIT_POLICY": "passive"}  # no thread spins meanwhile
     command = [sys.executable, "-c", SCRIPT, dtype, adapt, str(tmp_path / "profile.safetensors")]
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr

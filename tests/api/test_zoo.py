@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -142,5 +143,5 @@ def test_targets_have_learned_the_task(name: str) -> None:
         count += len(text) - len(question)
     assert total / count < 1.9
     prompts = [f"Question: {row['question']}\nAnswer:" for row in rows(3)]
-    ends = [loaded.generate(loaded.encode_message(prompt), max_new_tokens=256).finish_reason for prompt in prompts]
-    assert ends.count("eos") >= 2, ends
+    ends = (loaded.generate(loaded.encode_message(prompt), max_new_tokens=256).finish_reason for prompt in prompts)
+    assert len(list(islice((end for end in ends if end == "eos"), 2))) == 2
