@@ -205,6 +205,15 @@ def test_the_last_message_goes_on(plain: At, alone: OmniDraft) -> None:
 # ---------------------------------------------------------------- what is drawn
 
 
+COUNT = 16
+
+
+@pytest.fixture(scope="module")
+def bare(alone: OmniDraft) -> str:
+    """What is drawn without further options."""
+    return alone.generate(user(QUESTION), max_new_tokens=COUNT, **DRAWN).text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "own"),
@@ -221,15 +230,16 @@ def test_the_last_message_goes_on(plain: At, alone: OmniDraft) -> None:
         ({"repeat_penalty": 1.8, "repeat_last_n": 0}, {}),
         ({"logit_bias": {"10": 100}}, {"logit_bias": {10: 100}}),
         ({"logit_bias": [[10, 100], [11, False]]}, {"logit_bias": {10: 100, 11: -1e4}}),
-        ({"min_tokens": 30}, {"min_new_tokens": 30}),
-        ({"ignore_eos": True}, {"min_new_tokens": 32}),
+        ({"min_tokens": COUNT - 2}, {"min_new_tokens": COUNT - 2}),
+        ({"ignore_eos": True}, {"min_new_tokens": COUNT}),
     ],
     ids=str,
 )
-def test_what_is_drawn_is_the_librarys(plain: At, alone: OmniDraft, asked: dict[str, Any], own: dict[str, Any]) -> None:
-    found = plain.chat(**DRAWN | asked, max_tokens=32).json()["choices"][0]["message"]["content"]
-    assert found == alone.generate(user(QUESTION), max_new_tokens=32, **DRAWN | own).text
-    bare = alone.generate(user(QUESTION), max_new_tokens=32, **DRAWN).text
+def test_what_is_drawn_is_the_librarys(
+    plain: At, alone: OmniDraft, bare: str, asked: dict[str, Any], own: dict[str, Any]
+) -> None:
+    found = plain.chat(**DRAWN | asked, max_tokens=COUNT).json()["choices"][0]["message"]["content"]
+    assert found == alone.generate(user(QUESTION), max_new_tokens=COUNT, **DRAWN | own).text
     assert (found == bare) == (not own) or "min_new_tokens" in own
 
 

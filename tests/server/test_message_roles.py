@@ -102,9 +102,12 @@ def test_tools_for_which_a_template_has_no_place_are_told_of_in_words(server: At
     ("path", "body"),
     [
         ("/v1/chat/completions", {"messages": [RULES, *user("A", "B")], "tools": TOOLS, "max_tokens": 2}),
-        ("/v1/responses", {"instructions": "x", "input": [{"role": "developer", "content": "y"}, *user("A")]}),
+        (
+            "/v1/responses",
+            {"instructions": "x", "input": [{"role": "developer", "content": "y"}, *user("A")], "max_output_tokens": 2},
+        ),
         ("/v1/messages", {"system": "x", "messages": user("A", "B"), "max_tokens": 2}),
-        ("/api/chat", {"messages": [RULES, *user("A")], "stream": False}),
+        ("/api/chat", {"messages": [RULES, *user("A")], "stream": False, "options": {"num_predict": 2}}),
     ],
 )
 @pytest.mark.parametrize("model", ["none", "deaf"])
