@@ -79,6 +79,9 @@ class RandomWeights(StoredWeights):
             raw[:, at : at + 2] = SMALL
         return raw.reshape(end - start, -1)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
     def __getitem__(self, name: str) -> torch.Tensor:
         return torch.ones(self._shapes[name])
 

@@ -153,14 +153,18 @@ def make_learner(
     shared: SharedDrafter,
 ) -> Learner:
     """Return a trainer of the drafter, in another process or in this one, that starts from `state`."""
+    from omnidraft.distillation.trainer import Trainer, check_memory
+
+    lm = drafter.lm
     if options.adapt == "background":
         from omnidraft.distillation.background_trainer import BackgroundTrainer
 
-        return BackgroundTrainer(drafter.lm.model, learning, table, state or None, options.warn, rounds=shared.rounds)
+        check_memory(lm.skeleton.num_parameters(), lm.device)
+        model = lm.load if isinstance(lm, NativeModel) else lm.model
+        return BackgroundTrainer(model, learning, table, state or None, options.warn, rounds=shared.rounds)
     from omnidraft.distillation.inline_trainer import InlineTrainer
-    from omnidraft.distillation.trainer import Trainer
 
-    trainer = Trainer(drafter.lm.model, learning)
+    trainer = Trainer(lm.model, learning)
     if state:
         trainer.load_state(state)
     return InlineTrainer(trainer, options.warn)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -17,13 +18,16 @@ import psutil
 import pytest
 
 from omnidraft.alignment.ngram_cache import NgramCache
+from omnidraft.attach import LearningPlan, make_learner
 from omnidraft.config import Learning
+from omnidraft.decoding.shared_drafter import SharedDrafter
 from omnidraft.distillation import background_trainer
 from omnidraft.distillation.background_trainer import BackgroundTrainer
 from omnidraft.distillation.online_adaptation import Learned
 from omnidraft.distillation.teacher import Trace
 from omnidraft.distillation.trainer import Counters
 from omnidraft.errors import ModelError, OmniDraftError
+from omnidraft.models.loading import LoadedModel, load_skeleton
 from omnidraft.verification.sparse_probs import SparseProbs
 from support.homes import with_native
 from support.models import random_model
@@ -158,8 +162,21 @@ def test_updates_are_counted_once_their_state_can_be_polled(monkeypatch: pytest.
 def test_without_memory_for_it_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnidraft.distillation.trainer.free_bytes", lambda _: 0)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+    plan = LearningPlan(adapt="background", learning={}, warn=pytest.fail)
+    lm, table = random_model("llama", 8, 0), make_world("nested").table
     with pytest.raises(ModelError, match="use adapt='off'"):
-        learner_of([])
+        make_learner(LoadedModel(lm, None, "m", ""), table, plan, Learning(), {}, SharedDrafter(lm))
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_any_more_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    learner = BackgroundTrainer(partial(load_skeleton, Path("gone.gguf")), Learning(), make_world("nested").table)
+    until(lambda: not learner.alive)
+    learner.close()
+    assert capfd.readouterr().err == (
+        "omnidraft: model 'gone.gguf' is no file or folder that exists: give a folder with a config.json, a GGUF file "
+        "or a hub id, owner/name\n"
+    )
 
 
 # ---------------------------------------------------------------- what waits

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from omnidraft import zoo
 from omnidraft.alignment.vocab import Speller, read_vocab
 from omnidraft.models import drafter_folder
 from omnidraft.models.fast_tokenizer import FastTokenizer
+from omnidraft.models.gguf.native_weights import GgufWeights
 from omnidraft.models.loading import LoadedModel, load_drafter, load_model, pretrained_tokenizer
 from omnidraft.models.native.model import NativeModel, native_of
 from omnidraft.models.native.packed_matrices import Q5_1, Q8_0
@@ -195,6 +197,27 @@ def test_what_a_gguf_file_has_learned_is_found_again_where_it_learns_no_more(tmp
     assert again.drafter is not None
     assert isinstance(again.drafter.lm, NativeModel)
     assert again.generate(chat, max_new_tokens=9).token_ids == model.generate(chat, max_new_tokens=9).token_ids
+
+
+@pytest.mark.slow
+def test_a_file_that_learns_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = small_file(tmp_path / "target.gguf"), small_file(tmp_path / "drafter.gguf")
+    reads: Counter[str] = Counter()
+    read = GgufWeights.__getitem__
+
+    def counted(weights: GgufWeights, name: str) -> torch.Tensor:
+        reads[f"{weights._path.name} {name}"] += 1  # noqa: SLF001
+        return read(weights, name)
+
+    monkeypatch.setattr(GgufWeights, "__getitem__", counted)
+    most = []
+    for adapt in ("background", "off"):  # the second finds what the first has learned
+        reads.clear()
+        with omnidraft.load(target, drafter, adapt=adapt, update_every=1, warn=print) as model:
+            most.append(max(reads.values()))
+            model.generate([{"role": "user", "content": "hello"}], max_new_tokens=9)
+        assert model.learned["updates"] == 1
+    assert most == [1, 1]
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from omnidraft.distillation.lora import Weights, merged, parted
 from omnidraft.distillation.online_adaptation import Learned
 from omnidraft.distillation.replay_buffer import REPLAY_BYTES
 from omnidraft.distillation.teacher import Trace
-from omnidraft.distillation.trainer import Counters, Trainer, check_memory
+from omnidraft.distillation.trainer import Counters, Trainer
 from omnidraft.errors import OmniDraftError
 from omnidraft.models.native.model import native_of
 from omnidraft.models.transformers_model import TransformersModel
@@ -79,11 +79,14 @@ class _Progress(NamedTuple):
 
 
 class BackgroundTrainer:
-    """A `Learner` with a `trainer.Trainer` in a process of its own, which `rounds` the weights for the native step."""
+    """A `Learner` with a `trainer.Trainer` in a process of its own, which `rounds` the weights for the native step.
+
+    `model` may be what loads it: a file need then be read in that process alone.
+    """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Callable[[], PreTrainedModel],
         learning: Learning,
         table: SpellingTable,
         state: Weights | None = None,
@@ -91,7 +94,6 @@ class BackgroundTrainer:
         *,
         rounds: bool = False,
     ) -> None:
-        check_memory(model)
         self.counters = Counters()
         self._warn = warn
         self._states: deque[Learned] = deque(maxlen=1)  # the latest, until it is polled
@@ -106,6 +108,7 @@ class BackgroundTrainer:
             | {
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path and isinstance(path, str)),
                 "PYTHONWARNINGS": "ignore",
+                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             },
         )
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._write, self._read)]
@@ -211,8 +214,13 @@ def work() -> None:
     os.dup2(2, 1)  # a library's output must not be taken for a message
     systems.lower_priority()
     torch.set_num_threads(max(1, threads_that_pay() // 2))
-    if (start := _received(source)) is not None:
-        _Worker(source, sink, *start).run()
+    if (start := _received(source)) is None:
+        return
+    try:
+        worker = _Worker(source, sink, *start)
+    except OmniDraftError as error:  # of memory that is used up meanwhile, or of a file that is gone
+        sys.exit(f"omnidraft: {error}")
+    worker.run()
 
 
 class _Worker:
@@ -222,13 +230,13 @@ class _Worker:
         self,
         source: IO[bytes],
         sink: IO[bytes],
-        model: PreTrainedModel,
+        model: PreTrainedModel | Callable[[], PreTrainedModel],
         learning: Learning,
         table: SpellingTable,
         state: Weights | None,
         rounds: bool = False,
     ) -> None:
-        self._model = model
+        self._model = model = cast("PreTrainedModel", model if isinstance(model, torch.nn.Module) else model())
         self._native = native_of(TransformersModel(model), drafts=True) if rounds else None
         self._source, self._sink, self._cache = source, sink, NgramCache(table)
         self._idle = threading.Event()  # no reply is being made

@@ -16,6 +16,7 @@ import torch
 from omnidraft.config import Learning
 from omnidraft.draft_length.acceptance_head import PREFIX
 from omnidraft.errors import ConfigError, ModelError
+from omnidraft.models.native.packed_matrices import StoredWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,10 +75,15 @@ def check_fit(base: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor
             wrong.add(layer)
         else:
             shapes[layer + ".weight"] = (len(up), down.shape[1])
-    wrong |= {name for name, shape in shapes.items() if name not in base or base[name].shape != shape}
+    wrong |= {name for name, shape in shapes.items() if name not in base or _shape(base, name) != shape}
     wrong |= base.keys() - shapes.keys() if whole else set()
     if wrong:
         raise ModelError(f"the learned weights do not fit the drafter, first {min(wrong)!r}: use another profile")
+
+
+def _shape(weights: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
+    """The shape of a tensor; to read all of a file for that would take longer than to load the model."""
+    return weights.shape(name) if isinstance(weights, StoredWeights) else tuple(weights[name].shape)
 
 
 def _adapted(state: Mapping[str, torch.Tensor]) -> set[str]:

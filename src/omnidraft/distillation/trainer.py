@@ -74,7 +74,7 @@ class Trainer:
         loss: Loss | None = None,
         yields: Callable[[], object] = lambda: None,
     ) -> None:
-        check_memory(model)
+        check_memory(sum(p.numel() for p in model.parameters()), model.device)
         self.learning, self.counters = learning, Counters()
         self.loss: Loss = loss or partial(divergence, kind=learning.loss)
         self._example = example
@@ -315,9 +315,9 @@ class Trainer:
         self.counters = replace(counters, **{name: getattr(counters, name) + count for name, count in more.items()})
 
 
-def check_memory(model: PreTrainedModel) -> None:
-    """Raise ModelError where an fp32 copy of a model does not fit into the free memory."""
-    needed, free = 4 * sum(p.numel() for p in model.parameters()), free_bytes(model.device)
+def check_memory(parameters: int, device: torch.device) -> None:
+    """Raise ModelError where an fp32 copy of a model of so many weights does not fit into the free memory."""
+    needed, free = 4 * parameters, free_bytes(device)
     if free < SPARE_BYTES + needed:
         raise ModelError(
             f"learning takes {needed / 2**30:.1f} GiB for a copy of the drafter, and {free / 2**30:.1f} GiB of memory "

@@ -193,21 +193,21 @@ def load_drafter(
     source, local = locate(name)
     place = _place(device, graphs=graphs)
     alone = native_step and local and place.type == "cpu" and dtype == "auto"
-    light = _light_drafter(Path(source), place, say) if alone else None
+    light = _light_drafter(Path(source), place) if alone else None
     return light or load_model(name, dtype, device, say, graphs=graphs)
 
 
-def _light_drafter(source: Path, place: torch.device, say: Callable[[str], None]) -> LoadedModel | None:
+def _light_drafter(source: Path, place: torch.device) -> LoadedModel | None:
     """A drafter without a class of transformers; None where its files say too little, or it has no native step."""
     if not is_gguf(source):
-        return _light_folder(source, place, say)
+        return _light_folder(source, place)
     if (skeleton := _light_skeleton(str(source), place)) is None:
         return None
-    native = partial(NativeModel, drafts=True, load=lambda: load_model(source, "auto", "cpu", say).lm.model)
+    native = partial(NativeModel, drafts=True, load=partial(_whole_model, source, "auto"))
     return _read_light(str(source), skeleton, native, place, OF_DRAFTERS)
 
 
-def _light_folder(folder: Path, place: torch.device, say: Callable[[str], None]) -> LoadedModel | None:
+def _light_folder(folder: Path, place: torch.device) -> LoadedModel | None:
     """A drafter of a folder."""
     try:
         skeleton, tokenizer = drafter_folder.read_skeleton(folder), drafter_folder.read_tokenizer(folder)
@@ -225,11 +225,14 @@ def _light_folder(folder: Path, place: torch.device, say: Callable[[str], None])
         if {name: tuple(weight.shape) for name, weight in weights.items()} != skeleton.shapes:
             return None
 
-        def load() -> PreTrainedModel:
-            return load_model(folder, precision, "cpu", say).lm.model
-
+        load = partial(_whole_model, folder, precision)
         native = NativeModel(skeleton, weights, drafts=True, name=source, load=load)
     return LoadedModel(native, tokenizer, folder.resolve().name, OF_DRAFTERS)
+
+
+def _whole_model(source: Path, precision: str) -> PreTrainedModel:
+    """The model of transformers of what drafts without it: a function that another process can be told to call."""
+    return load_model(source, precision, "cpu").lm.model
 
 
 def _room_for_weights(

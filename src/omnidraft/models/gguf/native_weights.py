@@ -51,6 +51,10 @@ class GgufWeights(StoredWeights):
         order = source_rows(out, source.heads) if source.heads else None
         return StoredMatrix(name, source.info.quantization, out, columns, partial(self._rows, source.info, out), order)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read for it."""
+        return self._sources[name].shape
+
     def _rows(self, info: TensorInfo, count: int, start: int, end: int) -> np.ndarray[Any, Any]:
         """Rows of a tensor, from a file which is what it was when its header was read."""
         with naming(self._path):

@@ -59,7 +59,7 @@ class NativeModel(PretrainedModel):
         load: Callable[[], PreTrainedModel] | None = None,
     ) -> None:
         super().__init__(Skeleton.of(skeleton), name or getattr(skeleton, "name_or_path", ""))
-        self._load = load or partial(cast, "PreTrainedModel", skeleton)
+        self.load = load or partial(cast, "PreTrainedModel", skeleton)
         config: Any = self.skeleton.config
         family = BY_CLASS[self.skeleton.model_class]
         rotations = rotary.rotations(config)
@@ -84,11 +84,11 @@ class NativeModel(PretrainedModel):
     def with_weights(self, overrides: Weights | PackedWeights) -> NativeModel:
         """A model with these weights, by their names in the source, and the source's for all others."""
         source, drafts = self._source, self.drafts
-        return NativeModel(self.skeleton, source, overrides, drafts=drafts, name=self.name, load=self._load)
+        return NativeModel(self.skeleton, source, overrides, drafts=drafts, name=self.name, load=self.load)
 
     @cached_property
     def model(self) -> PreTrainedModel:  # type: ignore[override]
-        return self._load()
+        return self.load()
 
     def know_by(self, content: bytes) -> None:
         """Take an identity that other processes give these weights, too: by the hash of their files, and this code.

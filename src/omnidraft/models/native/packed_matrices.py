@@ -52,6 +52,10 @@ class StoredWeights(Mapping[str, torch.Tensor]):
     def stored(self, name: str) -> StoredMatrix | None:
         """A matrix as it is in the file; None where the file lacks it."""
 
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read for it."""
+
 
 class BlockGroup(Group):
     """A group of matrices in the blocks of GGUF files; raises ModelError for NaN or infinite weights.
