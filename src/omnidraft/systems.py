@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -27,6 +28,7 @@ LARGE_PAGE = 2**21  # bytes of a page of memory on x86-64, and on most of ARM
 LARGE = 2 * LARGE_PAGE  # bytes from which on memory is in such
 # names of files that Windows takes for devices, whatever their endings
 DEVICES = {"AUX", "CON", "NUL", "PRN", *(f"{kind}{digit}" for kind in ("COM", "LPT") for digit in "123456789")}
+_PLACES = Lock()  # of files that are read by threads
 
 
 def on_windows() -> bool:
@@ -57,8 +59,9 @@ def read_at(file: FileIO, view: memoryview, place: int) -> int:
     if (preadv := getattr(os, "preadv", None)) is not None:
         count: int = preadv(file.fileno(), [view], place)
         return count
-    file.seek(place)
-    return file.readinto(view)
+    with _PLACES:  # else another thread might move it in between
+        file.seek(place)
+        return file.readinto(view)
 
 
 # ---------------------------------------------------------------- signals, streams and processes

@@ -57,6 +57,23 @@ def test_the_answer_is_on_stdout_and_the_rest_on_stderr(target: Path, drafter: P
     assert "drafter drafter in Q5_1 on cpu (" in capsys.readouterr().err
 
 
+def test_each_piece_is_written_as_it_comes(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a file or pipe, too, where Python would keep kilobytes back."""
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
+    written = []  # bytes, before each piece is asked for
+    piece = Stream.__next__
+
+    def noted(stream: Stream) -> str:
+        written.append(out.tell())
+        return piece(stream)
+
+    monkeypatch.setattr(Stream, "__next__", noted)
+    assert generate("hello", target, "--drafter", "none", "--max-new-tokens", 12) == 0
+    assert len(written) > 3
+    assert written == sorted(set(written))
+
+
 def test_a_terminal_is_told_what_is_loaded(
     target: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
 ) -> None:

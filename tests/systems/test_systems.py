@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -102,6 +103,26 @@ def test_bytes_are_read_at_a_place(absent: bool, tmp_path: Path, monkeypatch: py
         assert content == b"3456"
         assert systems.read_at(file, memoryview(content), 8) == 2
         assert systems.read_at(file, memoryview(content), 10) == 0
+
+
+def test_two_threads_read_one_file_where_its_place_is_theirs_in_common(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "preadv", raising=False)
+    (tmp_path / "a").write_bytes(b"0123456789")
+
+    class Slow(FileIO):
+        def seek(self, place: int, whence: int = 0) -> int:
+            at = super().seek(place, whence)
+            time.sleep(0.01)  # the other thread comes in between
+            return at
+
+    def read(place: int) -> list[bytes]:
+        content = bytearray(2)
+        return [bytes(content) for _ in range(5) if systems.read_at(file, memoryview(content), place)]
+
+    with Slow(tmp_path / "a") as file, ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(read, (1, 6))) == [[b"12"] * 5, [b"67"] * 5]
 
 
 @pytest.mark.parametrize("name", ["con", "NUL", "aux.gguf", "com1", "Lpt9.x.y"])
