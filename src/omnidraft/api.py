@@ -359,7 +359,7 @@ def _loaded_drafter(
         return shared_drafter(drafter, drafting)
     name = zoo.resolve(drafter_for(target, warn) if drafter == AUTO else drafter)
     native_step = drafting.drafter_backend == "auto"
-    # what is learned is found again by a sample of the weights, which are others where transformers has loaded a file
+    # of a folder that learns, transformers loads the model that is trained; of a file, whoever trains it
     alone = native_step and (is_gguf(name) or not learns)
     helper = load_drafter(name, "auto" if dtype == "int8" else dtype, device, warn, graphs=graphs, native_step=alone)
     return helper, SharedDrafter(helper.lm, native_step=native_step)

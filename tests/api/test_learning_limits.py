@@ -13,7 +13,9 @@ import omnidraft
 from omnidraft.config import Learning
 from omnidraft.distillation.background_trainer import BackgroundTrainer
 from omnidraft.distillation.trainer import Trainer
+from omnidraft.models.transformers_model import TransformersModel
 from support.assembling import load_with
+from support.gguf_models import file_of
 from support.learning import FAST, answers, saved
 from support.models import random_model, save_model
 from support.small_tokenizers import byte_level, sentencepiece
@@ -41,6 +43,21 @@ def test_a_profile_is_found_again_in_another_precision(tmp_path: Path, home: Pat
         assert other.learned == model.learned
     assert [dtype in line for line in said] == [True], "of the precision, and of no profile"
     assert len(saved(home)) == 1
+
+
+def test_a_profile_of_gguf_files_is_found_again_in_another_precision(tmp_path: Path, home: Path) -> None:
+    """Where one is loaded by the native step alone, and the other by transformers."""
+    target = file_of(tmp_path / "target.gguf", {"attn_q": "Q4_0"}, "llama")
+    drafter = file_of(tmp_path / "drafter.gguf", {"attn_q": "Q5_0", "output": "Q8_0"}, "qwen2")
+    learned = []
+    for adapt, dtype in (("inline", "auto"), ("off", "float32")):
+        with omnidraft.load(target, drafter, adapt=adapt, dtype=dtype, update_every=1, warn=pytest.fail) as model:
+            model.generate("hello", max_new_tokens=9)
+            learned.append(model)
+    assert learned[0].learned["updates"] == learned[1].learned["updates"] == 1
+    assert len(saved(home)) == 1
+    assert learned[1].drafter is not None
+    assert isinstance(learned[1].drafter.lm, TransformersModel)
 
 
 def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ class LoadedModel:
     tokenizer: Any  # a PreTrainedTokenizerBase of transformers, or a FastTokenizer
     name: str  # hub id, or the folder's own name
     dtype_reason: str  # why this dtype was chosen, a phrase
+    sample: bytes = b""  # of a GGUF file: by which its weights are known in any dtype
 
 
 def load_model(
@@ -124,12 +125,13 @@ def _load_whole(
     with _room_for_weights(skeleton, source, chosen, place):
         if ours:
             return LoadedModel(_native_model(skeleton, source, local), tokenizer, shown, reason)
-        model = _read_model(skeleton, source, local, getattr(torch, chosen), place)
+        stored = weights_of(Path(source), skeleton, getattr(torch, chosen)) if is_gguf(source) else None
+        model = _read_model(skeleton, source, local, getattr(torch, chosen), place, stored)
     _end_turns(model, tokenizer)
     lm = _graphed(model, to_host=not verifies) if graphs else TransformersModel(model)
     if verifies and lm.no_drafts:
         say(f"target {shown} is decoded without drafts: {lm.no_drafts}")
-    return LoadedModel(lm, tokenizer, shown, reason)
+    return LoadedModel(lm, tokenizer, shown, reason, b"" if stored is None else stored.sample)
 
 
 def _graphed(model: PreTrainedModel, *, to_host: bool) -> TransformersModel:
@@ -173,8 +175,9 @@ def _read_light(
     with thread_beside() as pool:  # weights are read and packed outside of Python
         tokenizer = pool.submit(make_tokenizer)
         with _room_for_weights(skeleton, source, "int8", place), _reading("weights", source, local=True):
-            lm = native(skeleton, weights_of(Path(source), skeleton), name=source)
-        return LoadedModel(lm, tokenizer.result(), Path(source).resolve().name, reason)
+            weights = weights_of(Path(source), skeleton)
+            lm = native(skeleton, weights, name=source)
+        return LoadedModel(lm, tokenizer.result(), Path(source).resolve().name, reason, weights.sample)
 
 
 def load_drafter(
@@ -250,19 +253,10 @@ def _room_for_weights(
 
 
 def _native_model(skeleton: PreTrainedModel, source: str, local: bool) -> NativeModel:
-    """The model with weights as they are in a GGUF file, or those of safetensors in 8 bits."""
-    with _reading("weights", source, local), _weights(skeleton, source, local) as weights:
+    """The model with the weights of safetensors in 8 bits."""
+    with _reading("weights", source, local), Tensors(source, local) as weights:
         _check_read(source, set(weights) - set(skeleton.state_dict()))
         return NativeModel(skeleton, weights)
-
-
-def _weights(
-    skeleton: PreTrainedModel, source: str, local: bool, dtype: torch.dtype | None = None
-) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
-    """The tensors of safetensors files, or of a GGUF file in a dtype; None: for the native step."""
-    if is_gguf(source):
-        return nullcontext(weights_of(Path(source), skeleton, dtype))
-    return Tensors(source, local)
 
 
 def _check_read(source: str, unread: Collection[str]) -> None:
@@ -275,16 +269,21 @@ def _check_read(source: str, unread: Collection[str]) -> None:
 
 
 def _read_model(
-    skeleton: PreTrainedModel, source: str, local: bool, dtype: torch.dtype, place: torch.device
+    skeleton: PreTrainedModel,
+    source: str,
+    local: bool,
+    dtype: torch.dtype,
+    place: torch.device,
+    stored: Mapping[str, torch.Tensor] | None,
 ) -> PreTrainedModel:
-    """The model with its weights on a device; raises ModelError where they are not whole."""
+    """The model with its weights, or those `stored`, on a device; raises ModelError where they are not whole."""
     from transformers import AutoModelForCausalLM
 
     auto, kind = (cast(Any, each) for each in (AutoModelForCausalLM, type(skeleton)))
     options: dict[str, Any] = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with _reading("weights", source, local):
-        if is_gguf(source) or (local and (in_8_bits(Path(source)) or lacks_metadata(Path(source)))):
-            with _weights(skeleton, source, local, dtype) as weights:
+        if stored is not None or (local and (in_8_bits(Path(source)) or lacks_metadata(Path(source)))):
+            with Tensors(source, local) if stored is None else nullcontext(stored) as weights:
                 model, report = kind.from_pretrained(None, config=skeleton.config, state_dict=dict(weights), **options)
             model.generation_config = skeleton.generation_config
             model.name_or_path = model.config.name_or_path = source  # as in the other case

@@ -26,8 +26,8 @@ def key_of(drafter: LoadedModel, target: LoadedModel, table: SpellingTable) -> K
         drafter=model_name(drafter.name),
         target=model_name(target.name),
         tokenizers=table.fingerprint,
-        drafter_weights=_hash_of_signs(drafter),
-        target_weights=_hash_of_signs(target),
+        drafter_weights=drafter.sample.hex() or _hash_of_signs(drafter),
+        target_weights=target.sample.hex() or _hash_of_signs(target),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import re
 import weakref
 from collections.abc import Iterator, Sequence
@@ -14,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import HEAD, describe
 from omnidraft.models.gguf.config import model_tensors
-from omnidraft.models.gguf.header import EMBEDDING, TensorInfo
+from omnidraft.models.gguf.header import EMBEDDING, Stamp, TensorInfo, changed
 from omnidraft.models.gguf.split_files import forget_headers, naming, read_header, reading
-from omnidraft.models.gguf.tensors import Source, check_unchanged, read, rows_in, source_rows
+from omnidraft.models.gguf.tensors import Source, read, rows_in, source_rows
 from omnidraft.models.memory import check_free
 from omnidraft.models.native.packed_matrices import FLOAT_TYPES, GGML_TYPES, StoredMatrix, StoredWeights
 from omnidraft.models.skeleton import Skeleton
 
+SAMPLED = 64  # bytes
 # matrices of a layer that are kept as they are, or rounded, together
 SAME_INPUTS = re.compile(r"(blk\.\d+\.(?:attn|ffn))_(?:q|k|v|gate|up)\.weight")
 
@@ -33,14 +37,23 @@ if TYPE_CHECKING:
 class GgufWeights(StoredWeights):
     """The tensors of a file by their names in `transformers`; each is read, in a dtype, when it is asked for.
 
-    Files stay open: one that takes the name of another, as updates do, changes nothing.  Raises ModelError, as all of
-    this package, where a file cannot be read, or was written to since its header was read.
+    Files stay open: one that takes the name of another, as updates do, changes nothing.  Nor does a new time of one
+    that holds what it held by `sample`, a hash of names, kinds, shapes, first and last bytes of all tensors.  Raises
+    ModelError, as all of this package, where a file cannot be read, or was written to since its header was read.
     """
 
     def __init__(self, path: Path, sources: Sequence[Source], dtype: torch.dtype) -> None:
         self._path, self._dtype = path, dtype
         self._sources = {source.name: source for source in sources}
         self._files: dict[Path, FileIO] = {}
+        self._stamps = {source.info.path: source.info.stamp for source in sources if source.info is not None}
+        with naming(path):
+            for each, stamp in self._stamps.items():
+                self._files[each] = file = FileIO(each)
+                weakref.finalize(self, file.close)
+                if Stamp.of(os.fstat(file.fileno())) != stamp:
+                    raise ModelError(changed(each.name))
+            self.sample = self._sampled()
 
     def stored(self, name: str) -> StoredMatrix | None:
         """A matrix as it is in the file; None where the file lacks it."""
@@ -58,11 +71,22 @@ class GgufWeights(StoredWeights):
     def _rows(self, info: TensorInfo, count: int, start: int, end: int) -> np.ndarray[Any, Any]:
         """Rows of a tensor, from a file which is what it was when its header was read."""
         with naming(self._path):
-            if info.path not in self._files:
-                self._files[info.path] = file = FileIO(info.path)
-                weakref.finalize(self, file.close)
-            check_unchanged(self._files[info.path], info)
-            return rows_in(self._files[info.path], info, count, start, end)
+            file, known = self._files[info.path], self._stamps[info.path]
+            if (now := Stamp.of(os.fstat(file.fileno()))) != known:
+                if now.size != known.size or self._sampled() != self.sample:
+                    raise ModelError(changed(info.path.name))
+                self._stamps[info.path] = now
+            return rows_in(file, info, count, start, end)
+
+    def _sampled(self) -> bytes:
+        digest = hashlib.sha256()
+        for name, source in sorted(self._sources.items()):
+            if (info := source.info) is not None:
+                digest.update(f"{name} {info.shape} {info.quantization} ".encode())
+                for start in (0, max(0, info.nbytes - SAMPLED)):
+                    end = min(info.nbytes, start + SAMPLED)
+                    digest.update(rows_in(self._files[info.path], info, info.nbytes, start, end).data)
+        return digest.digest()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         with naming(self._path):

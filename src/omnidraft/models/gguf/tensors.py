@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from omnidraft import systems
 from omnidraft.errors import ModelError
 from omnidraft.models.gguf.architectures import OUTSIDE, Described
-from omnidraft.models.gguf.header import QUANTIZATIONS, Header, Stamp, TensorInfo, changed
+from omnidraft.models.gguf.header import QUANTIZATIONS, Header, TensorInfo, changed
 
 CHUNK_ENTRIES = 2**14  # that are dequantized at a time: 128 KiB and more are mapped anew each time, which takes longer
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -109,12 +108,6 @@ def rows_in(file: FileIO, info: TensorInfo, rows: int, start: int, end: int) -> 
             raise ModelError(changed(info.path.name))
         done += some
     return content
-
-
-def check_unchanged(file: FileIO, info: TensorInfo) -> None:
-    """Raise ModelError where an open file is no longer what it was when its header was read."""
-    if Stamp.of(os.fstat(file.fileno())) != info.stamp:
-        raise ModelError(changed(info.path.name))
 
 
 def source_rows(count: int, heads: int) -> np.ndarray[Any, Any]:
