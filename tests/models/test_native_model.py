@@ -347,17 +347,27 @@ def test_the_path_of_a_compiler_may_have_blanks(monkeypatch: pytest.MonkeyPatch,
         assert step._compiler() == words  # noqa: SLF001
 
 
-def test_what_a_compiler_refuses_is_said(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("complaint", "said"),
+    [
+        ("in x:\n  x.h:1:2: error: no such thing\n  1 | x\n    | ^\n", "(x.h:1:2: error: no such thing): install a C"),
+        (
+            "x.c:4:1: fatal error: error writing to x.s: No space left on device\n",
+            "is full: free some space, or set TMP",
+        ),
+    ],
+)
+def test_what_a_compiler_refuses_is_said(
+    complaint: str, said: str, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
     """Not what it draws below the line."""
     compiler = home.with_name("compiler")
-    compiler.write_text(
-        "#!/bin/sh\nprintf 'in x:\\n  x.h:1:2: error: no such thing\\n  1 | x\\n    | ^\\n' >&2; exit 1\n"
-    )
+    compiler.write_text(f"#!/bin/sh\necho '{complaint}' >&2; exit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setattr(step, "prebuilt", lambda _: None)
     looked_for_anew(monkeypatch)
-    assert "(x.h:1:2: error: no such thing)" in str(step.unsupported_reason())
+    assert said in str(step.unsupported_reason())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import platform
@@ -349,6 +350,9 @@ def _compile(library: Path) -> None:
                 break
         else:
             return
+    if os.strerror(errno.ENOSPC) in complaint:
+        fix = "free some space, or set TMPDIR to another folder"
+        raise _NotLoadedError(f"step.c cannot be compiled, as the disk of {library.parent.parent} is full: {fix}")
     raise OSError(complaint)
 
 
