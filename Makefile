@@ -36,7 +36,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not medium'
 
 # Branch coverage of the exact core by the tests that are about it.
 coverage: $(STAMP)

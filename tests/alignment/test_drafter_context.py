@@ -59,6 +59,7 @@ def test_prompts_are_what_the_drafter_itself_would_read(drafter: str) -> None:
                 assert between(drafter, target).prompt(small(target).read(text)) == wanted
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("drafter", FAMILIES)
 def test_a_context_begins_as_the_drafters_tokenizer_begins(drafter: str) -> None:
     own = small(drafter).vocab
@@ -141,6 +142,7 @@ def test_a_drafter_without_bytes_reads_what_it_can_of_a_prompt() -> None:
 # ---------------------------------------------------------------- what is committed
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("drafter", WHOLE)
 @given(data=st.lists(st.binary(max_size=6) | st.text(max_size=6).map(str.encode), max_size=10).map(b"".join))
 @settings(max_examples=10)
@@ -153,6 +155,7 @@ def test_bytes_are_never_lost(drafter: str, data: bytes) -> None:
     assert written(small(drafter).vocab, committed(between(drafter, "llama2"), pieces)) == data
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("drafter", WHOLE)
 def test_words_in_any_script_are_written_as_the_drafter_would(drafter: str) -> None:
     for target, script in itertools.product(("llama2", "qwen2", "deepseek"), SCRIPTS):

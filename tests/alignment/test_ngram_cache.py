@@ -36,6 +36,7 @@ def is_ngram(world: World) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 # ---------------------------------------------------------------- what a walk sees
 
 
+@pytest.mark.medium
 @settings(max_examples=60)
 @given(st.data())
 def test_the_trie_is_that_of_the_active_tokens(data: st.DataObject) -> None:
@@ -69,6 +70,7 @@ def test_the_trie_is_that_of_the_active_tokens(data: st.DataObject) -> None:
             assert tuple(cache.long(draft)) == (plain.long[draft] if plain.proposes(draft) >= 0 else ())
 
 
+@pytest.mark.medium
 @settings(max_examples=60)
 @given(st.data())
 def test_an_active_set_is_all_single_tokens_and_some_ngrams(data: st.DataObject) -> None:
@@ -117,6 +119,7 @@ class Ledger:
             self.active = set(sorted(self.active, key=worth, reverse=True)[: self.bound])
 
 
+@pytest.mark.medium
 @settings(max_examples=80)
 @given(st.data())
 def test_the_bound_holds_and_the_right_ones_are_evicted(data: st.DataObject) -> None:
@@ -165,6 +168,7 @@ def test_a_frozen_cache_learns_nothing() -> None:
 RECORDS = ("active", "hits", "false_merges", "last_use")
 
 
+@pytest.mark.medium
 @settings(max_examples=60)
 @given(st.data())
 def test_what_is_resumed_is_what_was_left_off(data: st.DataObject) -> None:

@@ -95,6 +95,7 @@ def vocabularies(draw: st.DrawFn, size: int) -> Vocab:
     return vocabulary(*drawn, eos=tuple(draw(st.lists(st.integers(0, len(drawn) - 1), max_size=2))))
 
 
+@pytest.mark.medium
 @given(drafter=vocabularies(8), target=vocabularies(14))
 @settings(max_examples=200)
 def test_the_table_is_the_slow_trie(drafter: Vocab, target: Vocab) -> None:
@@ -269,6 +270,7 @@ def test_without_a_folder_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.medium
 @given(data=st.data())
 @settings(max_examples=60)
 def test_a_damaged_file_is_noticed_and_replaced(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

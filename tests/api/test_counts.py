@@ -81,6 +81,7 @@ def test_greedy_answers_are_those_of_transformers(target: str, options: dict[str
     assert accepted > 20
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("even")
 @pytest.mark.parametrize("length", [4, "goodput"])
 def test_without_a_drafter_a_sampled_answer_is_that_of_plain_decoding(target: Path, length: int | str) -> None:
@@ -99,6 +100,7 @@ def test_without_a_drafter_a_sampled_answer_is_that_of_plain_decoding(target: Pa
 # ---------------------------------------------------------------- where tokens are counted
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("options", [{"reuse_answers": "nothing"}, {"mode": "intersection"}, {"mode": "paper"}])
 def test_nothing_is_counted_unless_asked_for_and_exact(target: Path, drafter: Path, options: dict[str, Any]) -> None:
     model = load_with(target, drafter, profile=None, draft_length=4, **options)
@@ -119,6 +121,7 @@ def test_without_a_drafter_counts_draft_under_any_policy(target: Path, length: i
 # ---------------------------------------------------------------- what is remembered
 
 
+@pytest.mark.medium
 def test_an_earlier_answer_is_drafted_from_where_it_is_remembered(target: Path, drafter: Path) -> None:
     for helper in (None, drafter):
         accepted = {}
@@ -137,6 +140,7 @@ def test_an_answer_that_is_not_read_to_its_end_is_not_remembered(target: Path) -
     assert ask(model).stats.accepted < COUNT // 4
 
 
+@pytest.mark.medium
 def test_targets_that_share_a_drafter_share_its_memory(target: Path, drafter: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", byte_level(), seed=1)  # says the same
     first = omnidraft.load(target, drafter, profile=None)
@@ -170,6 +174,7 @@ def test_profiles_of_targets_that_share_a_drafter_do_not_grow_by_being_loaded(
     assert lengths == [0, added, added, 2 * added, 2 * added, 3 * added]
 
 
+@pytest.mark.medium
 def test_no_sampled_answer_is_drawn_with_the_numbers_of_one_that_it_is_drafted_from(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +214,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
     return profile["name"], json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.medium
 def test_answers_are_kept_in_the_profile_until_they_are_forgotten(
     target: Path, drafter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +244,7 @@ def test_answers_are_kept_in_the_profile_until_they_are_forgotten(
     third.close()
 
 
+@pytest.mark.medium
 def test_answers_stay_in_a_profile_that_others_save(
     target: Path, drafter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,6 +258,7 @@ def test_answers_stay_in_a_profile_that_others_save(
         assert stored(again_) == held
 
 
+@pytest.mark.medium
 def test_no_answer_is_in_a_profile_unasked(target: Path, drafter: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with omnidraft.load(target, drafter, adapt="inline", update_every=1, reuse_answers="memory") as model:
         ask(model)

@@ -72,6 +72,7 @@ def test_pieces_add_up_to_what_the_tokenizer_decodes(kind: str, before: str, aft
         assert not any("\ufffd" in piece for piece in found)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=50)
 @given(prompt=IDS, answer=IDS, cuts=st.lists(st.integers(0, 99)))

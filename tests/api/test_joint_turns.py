@@ -73,6 +73,7 @@ def turns_of(streams: Sequence[Stream], each: Callable[[list[Step]], object] = l
     return turns
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_each_answer_is_the_one_that_it_is_alone(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Each with sampling, a memory and a grammar of its own; one ends earlier, one begins later."""
@@ -110,6 +111,7 @@ def test_a_turn_is_one_pass_of_the_target(exact: OmniDraft, monkeypatch: pytest.
     assert turns - 1 <= len(passes) <= turns  # the last one finds that all have ended
 
 
+@pytest.mark.medium
 def test_two_targets_share_the_passes_of_their_drafter(
     exact: OmniDraft, other_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +241,7 @@ def test_a_prompt_whose_client_leaves_is_read_no_further(parted: OmniDraft, monk
     assert running.result.token_ids == expected.token_ids
 
 
+@pytest.mark.medium
 def test_a_drafter_that_is_behind_lets_others_go_on(parted: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads for some time in a turn, and its request has rounds without a draft meanwhile."""
     asked = ((PROMPTS[0], 6 * COUNT), (LONG, COUNT))  # the first one runs on until the drafter has caught up

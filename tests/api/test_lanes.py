@@ -64,6 +64,7 @@ def fed_to(model: OmniDraft, patch: pytest.MonkeyPatch) -> list[int]:
 # ------------------------------------------------------------ answers
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("draft_length", [0, 4, "goodput"])
 def test_greedy_answers_are_those_of_the_target_alone(target: Path, drafter: Path, draft_length: int | str) -> None:
     model = omnidraft.load(target, drafter, profile=None, draft_length=draft_length)
@@ -78,6 +79,7 @@ def test_greedy_answers_are_those_of_the_target_alone(target: Path, drafter: Pat
     assert model.lane.target.length == 0, "they leave the model's own cache alone"
 
 
+@pytest.mark.medium
 def test_a_seed_gives_the_answer_that_it_gives_alone(target: Path, drafter: Path) -> None:
     # the one mode in which no answer changes how a later one is drafted
     model = load_with(target, drafter, profile=None, draft_length=3, mode="intersection")
@@ -88,6 +90,7 @@ def test_a_seed_gives_the_answer_that_it_gives_alone(target: Path, drafter: Path
     assert sum(answer.stats.accepted for answer in found) > 0
 
 
+@pytest.mark.medium
 def test_steps_are_rounds_and_complete_the_text(twin: OmniDraft) -> None:
     stream = twin.lanes(1)[0].stream(PROMPTS[0], max_new_tokens=COUNT, stop=twin.generate(PROMPTS[0]).text[12:16])
     pieces = list(iter(stream.step, None))
@@ -107,6 +110,7 @@ def test_there_is_a_lane_at_least(model: OmniDraft, count: int) -> None:
 # ------------------------------------------------------------ what stays in the caches
 
 
+@pytest.mark.medium
 def test_a_second_turn_reads_only_what_is_new(twin: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = twin.lanes(1)[0]
     first = read(lane.stream(PROMPTS[0], max_new_tokens=COUNT))
@@ -130,6 +134,7 @@ def test_a_second_turn_reads_only_what_is_new(twin: OmniDraft, monkeypatch: pyte
     assert read(again).token_ids == twin.generate(ids[:4], max_new_tokens=COUNT).token_ids
 
 
+@pytest.mark.medium
 def test_a_lane_that_is_closed_in_the_middle_is_free(model: OmniDraft) -> None:
     lane, beside = model.lanes(2)
     neighbour = beside.stream(PROMPTS[1], max_new_tokens=COUNT)
@@ -144,6 +149,7 @@ def test_a_lane_that_is_closed_in_the_middle_is_free(model: OmniDraft) -> None:
     assert read(neighbour).token_ids == alone(model, PROMPTS[1], COUNT)
 
 
+@pytest.mark.medium
 def test_another_request_ends_the_one_on_its_lane_alone(model: OmniDraft) -> None:
     lane, beside = model.lanes(2)
     own, first, neighbour = (each.stream(PROMPTS[0], max_new_tokens=COUNT) for each in (model, lane, beside))
@@ -158,6 +164,7 @@ def test_another_request_ends_the_one_on_its_lane_alone(model: OmniDraft) -> Non
         assert read(stream).token_ids == alone(model, PROMPTS[0], COUNT)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_memory_is_counted_and_given_back(target: Path, drafter: Path, step: str) -> None:
     model = load_with(target, drafter, profile=None, draft_length=4, drafter_backend=step)
@@ -183,6 +190,7 @@ def test_memory_is_counted_and_given_back(target: Path, drafter: Path, step: str
     assert read(lane.stream(PROMPTS[0], max_new_tokens=COUNT)).token_ids == alone(model, PROMPTS[0], COUNT)
 
 
+@pytest.mark.medium
 def test_nothing_stays_of_a_round_that_fails(model: OmniDraft) -> None:
     lane, beside = model.lanes(2)
     neighbour = beside.stream(PROMPTS[1], max_new_tokens=COUNT)
@@ -211,6 +219,7 @@ def test_nothing_stays_of_a_round_that_fails(model: OmniDraft) -> None:
 # ------------------------------------------------------------ learning
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("step", ["auto", "transformers"])
 def test_learned_weights_reach_a_lane_in_the_middle_of_an_answer(target: Path, drafter: Path, step: str) -> None:
     model = load_with(target, drafter, adapt="inline", drafter_backend=step, **FAST, warn=pytest.fail)
@@ -259,6 +268,7 @@ def test_two_targets_share_a_drafter_in_lanes(target: Path, drafter: Path, other
     assert a.generate(PROMPTS[3], max_new_tokens=COUNT).token_ids == alone(a, PROMPTS[3], COUNT)
 
 
+@pytest.mark.medium
 def test_what_is_learned_is_what_lanes_draft_with(target: Path, drafter: Path) -> None:
     model = omnidraft.load(target, drafter, adapt="inline", **FAST, warn=pytest.fail)
     lane = model.lanes(1)[0]
@@ -277,6 +287,7 @@ def test_what_is_learned_is_what_lanes_draft_with(target: Path, drafter: Path) -
     assert rounds(model.lanes(1)[0]) == rounds(model)
 
 
+@pytest.mark.medium
 def test_a_lane_teaches_what_a_model_does(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     adaptive, taught = adaptive_of(model), []
     monkeypatch.setattr(adaptive, "teach", lambda *asked: taught.append(adaptive.adaptation.answer(*asked)))
@@ -303,6 +314,7 @@ def test_background_work_stands_still_in_the_rounds_of_any_lane(model: OmniDraft
     assert runs_after(other.close)
 
 
+@pytest.mark.medium
 def test_the_measurements_of_lanes_are_kept(target: Path, drafter: Path) -> None:
     model = omnidraft.load(target, drafter, adapt="inline", draft_length="goodput")
     lane = model.lanes(1)[0]

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("home")
 # ------------------------------------------------------------ learning, and what becomes of it
 
 
+@pytest.mark.medium
 def test_what_was_measured_goes_on_with_the_profile(target: Path, drafter: Path) -> None:
     with omnidraft.load(
         target, drafter, adapt="inline", **FAST | {"draft_length": "goodput"}, warn=pytest.fail
@@ -94,6 +95,7 @@ def test_learning_helps(target: Path, drafter: Path) -> None:
     assert again.generate(PROMPTS[0], max_new_tokens=COUNT).stats.accepted > accepted[0] + 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("how", ["close", "with", "garbage"])
 def test_a_single_answer_teaches_at_the_end(target: Path, drafter: Path, how: str) -> None:
     model = omnidraft.load(target, drafter, adapt="inline", update_every=8, warn=pytest.fail)
@@ -115,6 +117,7 @@ def test_a_single_answer_teaches_at_the_end(target: Path, drafter: Path, how: st
     assert not torch.equal(drafts(again), pristine)
 
 
+@pytest.mark.medium
 def test_a_complete_answer_that_is_closed_teaches(target: Path, drafter: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline", **FAST, warn=pytest.fail) as model:
         with model.stream(PROMPTS[0], max_new_tokens=COUNT) as stream:
@@ -131,6 +134,7 @@ def test_nothing_said_is_nothing_saved(target: Path, drafter: Path, home: Path) 
     assert saved(home) == []
 
 
+@pytest.mark.medium
 def test_what_comes_after_the_end_is_not_learned_from(target: Path, drafter: Path, home: Path) -> None:
     model = omnidraft.load(target, drafter, adapt="inline", **(FAST | {"update_every": 1}), warn=pytest.fail)
     answers(model, 2)
@@ -177,6 +181,7 @@ def test_no_profile_is_no_file(target: Path, drafter: Path, home: Path) -> None:
     assert tree(home) == before
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_profile_in_a_file_of_ones_own(
     target: Path, drafter: Path, home: Path, tmp_path: Path, kind: type[Any]
@@ -190,6 +195,7 @@ def test_a_profile_in_a_file_of_ones_own(
     assert omnidraft.load(target, drafter).learned == {}
 
 
+@pytest.mark.medium
 def test_a_profile_that_a_link_leads_to_is_kept_and_claimed_where_it_lies(
     target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +218,7 @@ def test_a_profile_that_a_link_leads_to_is_kept_and_claimed_where_it_lies(
     assert omnidraft.load(target, drafter, profile=real).learned["answers"] == 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("change", ["drafter", "target", "tokenizers", "drafter weights", "target weights"])
 def test_a_profile_of_other_models_is_refused_by_its_path(
     target: Path, drafter: Path, tmp_path: Path, change: str
@@ -255,6 +262,7 @@ def forge(file: ProfileFile, what: str) -> None:
         file.save(manifest.key, replace(profile, weights=weights, ngrams=ngrams))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adapt", ["off", "inline"])
 @pytest.mark.parametrize(
     "fault", ["foreign", "damage", "other tensors", "half a state", "half a pair", "other n-grams"]
@@ -322,6 +330,7 @@ def test_a_cell_of_a_notebook_that_is_run_again(target: Path, drafter: Path) -> 
         assert last.learned["answers"] == 10
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fault", ["adapter", "target", "trainer"])
 def test_a_load_that_fails_leaves_the_model_that_learns(
     target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -349,6 +358,7 @@ def test_a_load_that_fails_leaves_the_model_that_learns(
     omnidraft.load(target, drafter, adapt="inline", profile=own, warn=pytest.fail).close()
 
 
+@pytest.mark.medium
 def test_an_earlier_model_that_cannot_end_does_not_end_the_load(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def few_bits(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_profile_is_found_again_in_another_precision(tmp_path: Path, home: Path, dtype: str) -> None:
     target = few_bits(save_model(tmp_path / "target", byte_level(), seed=1))
@@ -60,6 +61,7 @@ def test_a_profile_of_gguf_files_is_found_again_in_another_precision(tmp_path: P
     assert isinstance(learned[1].drafter.lm, TransformersModel)
 
 
+@pytest.mark.medium
 def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     options = FAST | {"update_every": 1, "profile": None}

@@ -136,6 +136,7 @@ def test_a_profile_in_use_is_read_and_not_written(target: Path, drafter: Path, h
     assert file.read_bytes() != before
 
 
+@pytest.mark.medium
 def test_a_refused_profile_in_use_is_done_without(target: Path, drafter: Path, home: Path) -> None:
     with omnidraft.load(target, drafter, adapt="inline") as first:
         answers(first, 1)
@@ -225,6 +226,7 @@ def test_what_a_full_disk_refused_is_saved_once_there_is_room(
     assert model.learned["answers"] == 9
 
 
+@pytest.mark.medium
 def test_a_place_that_cannot_be_written(target: Path, drafter: Path, home: Path, tmp_path: Path) -> None:
     home.mkdir()
     (home / "profiles").write_text("in the way", encoding="utf-8")
@@ -238,6 +240,7 @@ def test_a_place_that_cannot_be_written(target: Path, drafter: Path, home: Path,
         omnidraft.load(target, drafter, adapt="inline", profile=tmp_path / "file" / "profile")
 
 
+@pytest.mark.medium
 def test_without_a_home_nothing_is_kept(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMNIDRAFT_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", "")
@@ -252,6 +255,7 @@ def test_without_a_home_nothing_is_kept(target: Path, drafter: Path, monkeypatch
         ][:count]
 
 
+@pytest.mark.medium
 def test_the_step_of_a_shared_drafter_cannot_be_chosen_again(target: Path, drafter: Path, other_target: Path) -> None:
     a = omnidraft.load(target, drafter, profile=None)
     with pytest.raises(ConfigError, match="drafter_backend is that of the drafter that is shared"):

@@ -87,6 +87,7 @@ def test_sampling_of_a_gguf_file_that_is_not_supported_is_named() -> None:
     assert "mirostat, xtc_probability, which" in read(do_sample=True, mirostat=2, xtc_probability=0.5)[1][0]
 
 
+@pytest.mark.medium
 def test_a_text_follows_the_generation_config_and_keywords_go_before_it(target: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 7, "repetition_penalty": 1.2}
     plain = omnidraft.load(target, None, dtype="float32")
@@ -104,6 +105,7 @@ def test_a_text_follows_the_generation_config_and_keywords_go_before_it(target: 
     assert own.generate(PROMPT, max_new_tokens=24).token_ids != plain.generate(PROMPT, max_new_tokens=24).token_ids
 
 
+@pytest.mark.medium
 def test_the_default_drafter_is_the_general_one_but_for_embedded_targets(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def test_the_default_drafter_is_the_general_one_but_for_embedded_targets(
     assert said == ["no drafter is named: using zoo:drafter, trained on the same data as zoo:target-a"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_precision_that_greedy_identity_depends_on_is_told(target: Path, drafter: Path, dtype: str) -> None:
     said: list[str] = []
@@ -152,6 +155,7 @@ def test_an_unknown_model_is_no_reason_for_a_default(tmp_path: Path, drafter: Pa
         omnidraft.load(tmp_path / "none", drafter)
 
 
+@pytest.mark.medium
 def test_a_model_folder_with_a_long_name_has_a_profile(target: Path, drafter: Path, tmp_path: Path, home: Path) -> None:
     copied = tmp_path / ("m" * 205)
     shutil.copytree(target, copied)
@@ -183,6 +187,7 @@ def test_a_relative_home_stays_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp
     assert (data_folder(), cache_folder()) == before
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_below_the_range_of_float16_keep_their_profile(
     target: Path, drafter: Path, tmp_path: Path, home: Path, dtype: str

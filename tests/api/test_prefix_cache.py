@@ -58,6 +58,7 @@ def fresh(model: OmniDraft, ids: list[int], **options: Any) -> tuple[int, ...]:
     return asked(model.lanes(1)[0], ids, **options).result.token_ids
 
 
+@pytest.mark.medium
 def test_a_lane_reads_only_what_no_other_has_read(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     watch(
@@ -90,6 +91,7 @@ def test_a_drafter_reads_only_what_no_other_has_read(model: OmniDraft) -> None:
     assert reads[1] < BLOCK
 
 
+@pytest.mark.medium
 def test_who_is_in_another_circle_finds_nothing(model: OmniDraft) -> None:
     first, second = model.lanes(2, PrefixCache(ROOM))
     ids = prompt(2, 2 * BLOCK)
@@ -100,6 +102,7 @@ def test_who_is_in_another_circle_finds_nothing(model: OmniDraft) -> None:
     assert asked(second, ids, extras=Extras(circle=b"one")).request.cached == len(ids) - 1
 
 
+@pytest.mark.medium
 def test_what_one_lane_reads_another_takes_over_meanwhile(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     watch(
@@ -121,6 +124,7 @@ def test_what_one_lane_reads_another_takes_over_meanwhile(model: OmniDraft, monk
     assert sum(read) < 2 * len(ids), "not three times"
 
 
+@pytest.mark.medium
 def test_a_prompt_that_is_left_keeps_what_was_read(model: OmniDraft) -> None:
     first, second = model.lanes(2, PrefixCache(ROOM))
     ids = prompt(4, 3 * BLOCK)
@@ -185,6 +189,7 @@ def test_an_error_after_an_answer_leaves_the_models_to_others(
     assert asked(second, ids).result.token_ids == fresh(model, ids)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("model", "seed"),
     [

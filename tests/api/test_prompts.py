@@ -34,6 +34,7 @@ def chatting(model: OmniDraft) -> OmniDraft:
     return model
 
 
+@pytest.mark.medium
 def test_messages_are_written_in_the_template_with_one_first_token(chatting: OmniDraft) -> None:
     tokenizer = chatting.target.tokenizer
     ids = chatting.encode([USER])
@@ -48,6 +49,7 @@ def test_messages_are_written_in_the_template_with_one_first_token(chatting: Omn
     assert answer.token_ids == chatting.generate(told, max_new_tokens=5).token_ids
 
 
+@pytest.mark.medium
 def test_a_text_that_writes_the_first_token_has_it_once(model: OmniDraft) -> None:
     tokenizer = model.target.tokenizer
     once = model.encode(PROMPT)
@@ -57,6 +59,7 @@ def test_a_text_that_writes_the_first_token_has_it_once(model: OmniDraft) -> Non
     assert written == tokenizer(tokenizer.bos_token + PROMPT, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", [None, "pt", "np"])
 def test_what_a_tokenizer_returns_is_a_prompt(chatting: OmniDraft, kind: str | None) -> None:
     tokenizer = chatting.target.tokenizer
@@ -67,6 +70,7 @@ def test_what_a_tokenizer_returns_is_a_prompt(chatting: OmniDraft, kind: str | N
     assert chatting.encode(chat) == chatting.encode([USER])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("prompt", "template", "words"),
     [
@@ -90,6 +94,7 @@ DEAF = """\
 {% endif %}{% endfor %}"""
 
 
+@pytest.mark.medium
 def test_a_message_that_a_template_leaves_out(chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chatting.target.tokenizer, "chat_template", DEAF)
     system, tool = {"role": "system", "content": "Be short."}, {"role": "tool", "content": '{"a": "é"}'}
@@ -122,6 +127,7 @@ def test_tools_that_no_template_reads(chatting: OmniDraft, monkeypatch: pytest.M
         chatting.encode([USER], {"tools": TOOLS})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("template", [TEMPLATE, DEAF])
 def test_a_conversation_whose_system_message_has_no_place_begins_with_its_text(
     template: str, chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +147,7 @@ def test_a_conversation_whose_system_message_has_no_place_begins_with_its_text(
     assert talk.messages == [system, USER, answer], "as it was asked for"
 
 
+@pytest.mark.medium
 def test_a_conversation_that_no_order_of_roles_mends_is_refused_in_the_words_of_the_template(
     chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +157,7 @@ def test_a_conversation_that_no_order_of_roles_mends_is_refused_in_the_words_of_
         [*Conversation(chatting, "Be short.", max_new_tokens=4).ask("hello")]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["text", "messages", "ids"])
 def test_a_token_that_the_model_has_no_row_for(chatting: OmniDraft, kind: str) -> None:
     chatting.target.tokenizer.add_tokens(["<more>"])

@@ -132,6 +132,7 @@ def test_a_stop_string_of_byte_tokens_is_seen_at_once() -> None:
     assert stops.end() == ""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 4}])
 def test_the_end_by_a_stop_string_is_the_same_at_every_place_of_a_round(
     target: Path, sampling: dict[str, Any], observed: list[int], lengths: list[int]
@@ -198,6 +199,7 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
 @pytest.mark.parametrize("ending", ["eos", "length"])
 def test_a_text_that_ends_anywhere_in_a_round_is_the_beginning_of_the_whole(

@@ -51,6 +51,7 @@ def parts(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.medium
 def test_a_prompt_is_not_read_on_and_what_was_read_is_kept(model: OmniDraft, parts: list[int]) -> None:
     ids = model.encode(PROMPT)
     expected = model.generate(ids, max_new_tokens=12).token_ids
@@ -73,6 +74,7 @@ def test_a_prompt_is_not_read_on_and_what_was_read_is_kept(model: OmniDraft, par
     assert model.generate(PROMPT, max_new_tokens=12).token_ids == expected
 
 
+@pytest.mark.medium
 def test_the_drafters_reading_is_stopped_too(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     read_by_it: list[int] = []
 

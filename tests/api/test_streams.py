@@ -29,6 +29,7 @@ def run(*work: Callable[[], object]) -> None:
         thread.join()
 
 
+@pytest.mark.medium
 def test_texts_of_several_threads_are_made_one_after_the_other(model: OmniDraft) -> None:
     prompts = ["hello world", "the world was", "don't", "ing 10"]
     expected = [model.generate(prompt, max_new_tokens=16).token_ids for prompt in prompts]
@@ -41,6 +42,7 @@ def test_texts_of_several_threads_are_made_one_after_the_other(model: OmniDraft)
     assert [found[number] for number in range(8)] == expected * 2
 
 
+@pytest.mark.medium
 def test_streams_of_two_threads_are_never_mixed(model: OmniDraft) -> None:
     whole = model.generate(PROMPT, max_new_tokens=60).text
     errors, texts = [], []
@@ -79,6 +81,7 @@ def test_a_text_begun_inside_another_one_ends_that_one(model: OmniDraft) -> None
     assert model.generate(PROMPT, max_new_tokens=8).finish_reason == "length"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("dtype", "keeps"), [("int8", True), ("float32", False)])
 def test_the_next_request_reads_what_is_new_to_it(target: Path, drafter: Path, dtype: str, *, keeps: bool) -> None:
     """Where logits do not depend on what a pass reads at once; elsewhere answers could change."""

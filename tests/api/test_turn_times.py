@@ -67,6 +67,7 @@ def until(streams: Sequence[Stream], met: Callable[[list[Step]], bool]) -> None:
         pass
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("dtype", ["int8", "float32"])
 @pytest.mark.parametrize("step", ["auto", "transformers"])
@@ -96,6 +97,7 @@ def test_an_answer_goes_on_beside_long_prompts(
         assert stream.result.token_ids == expected
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("large")
 def test_parts_are_the_same_whoever_waits_where_rows_depend_on_each_other(
     target: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,6 +167,7 @@ def test_costs_are_measured_beside_prompts_that_never_end(target: Path, monkeypa
     assert batch.costs.seconds == pytest.approx(PASS_S + ID_S, rel=0.3)
 
 
+@pytest.mark.medium
 def test_a_round_takes_what_its_own_reads_take(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever others read in the turn, and in passes of the same model that are made one after the other."""
     plain = load(target, None, "float32", draft_length=0)

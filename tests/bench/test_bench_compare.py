@@ -119,6 +119,7 @@ def test_wrong_tokens_are_flagged_and_fail(
     assert rows(capsys.readouterr().out)["exact"]["identical"] is False
 
 
+@pytest.mark.medium
 def test_a_method_that_these_models_cannot_run(
     command: list[str], tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_sampling_leaves_out_what_does_not_follow_the_law(command: list[str], ca
     assert made["exact"]["speedup"] > 0
 
 
+@pytest.mark.medium
 def test_prompts_without_room_for_an_answer_are_left_out(
     command: list[str], task: Path, tmp_path: Path, capsys: Captured
 ) -> None:

@@ -34,6 +34,7 @@ def model(target: Path, drafter: Path) -> OmniDraft:
 # ---------------------------------------------------------------- the test
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0.7, top_k=12, repetition_penalty=1.3)])
 def test_bins_have_the_distribution_of_plain_decoding(model: OmniDraft, sampling: Sampling) -> None:
     prompt, eos, floor = model.encode("hello"), [7], 0.004

@@ -59,6 +59,7 @@ def test_answers_grow_together_and_end_on_their_own() -> None:
     assert all(each.seconds >= 0 for each in timed)
 
 
+@pytest.mark.medium
 def test_methods_share_nothing_of_an_answer(model: OmniDraft) -> None:
     lengths: tuple[int | str, ...] = (0, 1, 3, "goodput")
     methods = [LaneMethod(str(length), isolated(model, draft_length=length), Sampling()) for length in lengths]
@@ -68,6 +69,7 @@ def test_methods_share_nothing_of_an_answer(model: OmniDraft) -> None:
         assert all(each.seconds > 0 for each in timed)
 
 
+@pytest.mark.medium
 def test_draws_are_decided_by_the_seed(model: OmniDraft) -> None:
     method = LaneMethod("one", isolated(model, draft_length=0), Sampling(temperature=1.0))
     ids = model.encode("hello world")
@@ -75,6 +77,7 @@ def test_draws_are_decided_by_the_seed(model: OmniDraft) -> None:
     assert said[0] == said[2] != said[1]
 
 
+@pytest.mark.medium
 def test_measurements_outlive_a_repeat_and_ngrams_do_not(model: OmniDraft) -> None:
     method = LaneMethod("goodput", isolated(model, draft_length="goodput", ngram_seed="empty"), Sampling())
     before = method.lane

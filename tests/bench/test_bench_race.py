@@ -79,6 +79,7 @@ def test_a_method_that_fails_late_is_dropped_for_good() -> None:
     assert sum(run.method == "a" for run in results.runs) == 6
 
 
+@pytest.mark.medium
 def test_the_drafter_of_transformers_is_a_copy(target: Path, drafter: Path) -> None:
     model = load(target, drafter, dtype="float32")
     (uad,), _ = methods.make(["uad"], model, 4, Sampling())

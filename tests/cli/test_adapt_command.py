@@ -116,6 +116,7 @@ def test_bad_flags(tmp_path: Path, capsys: Captured, more: tuple[object, ...], w
     assert words in one_error(capsys, *command(Path("unread"), Path("unread"), jsonl(tmp_path, ["hello"]), *more))
 
 
+@pytest.mark.medium
 def test_prompts_that_do_not_fit_are_left_out(
     target: Path, drafter: Path, tmp_path: Path, capsys: Captured, prompted: list[str]
 ) -> None:
@@ -176,6 +177,7 @@ class Late(threading.Thread):
         super().join(timeout)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("end", ["kill", "Ctrl-C"])
 def test_it_goes_on_after_an_end_at_any_time(
     target: Path,
@@ -216,6 +218,7 @@ def test_it_goes_on_after_an_end_at_any_time(
     assert result(capsys)[0]["position"] == answers(own) == len(prompts)
 
 
+@pytest.mark.medium
 def test_a_learner_that_fails_ends_it_where_it_is(
     target: Path, drafter: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +237,7 @@ def test_a_learner_that_fails_ends_it_where_it_is(
     assert json.loads(capsys.readouterr().out)["learned"]["updates"] >= 2
 
 
+@pytest.mark.medium
 def test_generate_says_the_same_and_learns(target: Path, drafter: Path, home: Path, capsys: Captured) -> None:
     arguments = ["generate", "hello world", "--target", str(target), "--max-new-tokens", "12"]
     assert cli.main(arguments) == 0

@@ -72,6 +72,7 @@ def expected(chatty: Path, *users: str, system: str | None = None) -> list[str]:
 # ------------------------------------------------------------ lines of a script
 
 
+@pytest.mark.medium
 def test_each_line_is_a_message_and_follows_from_those_before(chat: Chat, chatty: Path, capsys: Captured) -> None:
     first, second = expected(chatty, "hello", "world")
     (alone,) = expected(chatty, "world")
@@ -85,6 +86,7 @@ def test_each_line_is_a_message_and_follows_from_those_before(chat: Chat, chatty
     assert capsys.readouterr().out == f"{first}\n{alone}\n"
 
 
+@pytest.mark.medium
 def test_a_system_message_stays_when_the_rest_goes(chat: Chat, chatty: Path, capsys: Captured) -> None:
     (answer,) = expected(chatty, "hello", system="world")
     assert [answer] != expected(chatty, "hello")
@@ -93,6 +95,7 @@ def test_a_system_message_stays_when_the_rest_goes(chat: Chat, chatty: Path, cap
     assert capsys.readouterr().out == f"{answer}\n" * 2
 
 
+@pytest.mark.medium
 def test_the_flags_are_those_of_generate(chat: Chat, chatty: Path, capsys: Captured) -> None:
     model = omnidraft.load(chatty, None, profile=None)
     asked = [{"role": "user", "content": "hello"}]
@@ -106,6 +109,7 @@ def test_the_flags_are_those_of_generate(chat: Chat, chatty: Path, capsys: Captu
     assert found["stats"]["tokens"] == SIZE
 
 
+@pytest.mark.medium
 def test_a_later_message_is_read_alone(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     watch(monkeypatch, TransformersModel, lambda each: read.append(len(each.ids)))
@@ -115,6 +119,7 @@ def test_a_later_message_is_read_alone(chat: Chat, monkeypatch: pytest.MonkeyPat
     assert passes[1] < passes[0] / 4
 
 
+@pytest.mark.medium
 def test_stats_and_help(chat: Chat, capsys: Captured) -> None:
     assert chat("/help\n/stats\nhello\nworld\n/stats\n", "--adapt", "inline") == 0
     err = capsys.readouterr().err
@@ -126,6 +131,7 @@ def test_stats_and_help(chat: Chat, capsys: Captured) -> None:
     assert "learned: answers" in err
 
 
+@pytest.mark.medium
 def test_a_conversation_is_saved(chat: Chat, chatty: Path, tmp_path: Path, capsys: Captured) -> None:
     answers = expected(chatty, "hello", "world")
     path = tmp_path / "a chat.json"
@@ -167,6 +173,7 @@ def test_quit_reads_no_further(name: str, chat: Chat, capsys: Captured) -> None:
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.medium
 def test_a_byte_order_mark_is_no_part_of_the_first_line(chat: Chat, capsys: Captured) -> None:
     assert chat("\ufeff/stats\n\ufeff/quit") == 0
     out, err = capsys.readouterr()
@@ -179,6 +186,7 @@ def test_a_path_is_no_command(chat: Chat, capsys: Captured) -> None:
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "line", ["/no_think hello", "/list is full, what now?", "/nothing", " /sav x", " /stats", "/bye bye"]
 )
@@ -189,6 +197,7 @@ def test_a_line_that_is_near_no_command_is_a_message(line: str, chat: Chat, chat
     assert capsys.readouterr().out.removesuffix("\n") == "\n".join(expected_answers)
 
 
+@pytest.mark.medium
 def test_a_system_message_for_a_template_that_refuses_it(chat: Chat, chatty: Path, capsys: Captured) -> None:
     template = chatty / "chat_template.jinja"
     refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -211,6 +220,7 @@ def test_a_target_without_template_is_told_of_generate(target: Path, capsys: Cap
     assert "use omnidraft generate" in error
 
 
+@pytest.mark.medium
 def test_ctrl_c_ends_a_script_with_the_text_so_far(
     chat: Chat, chatty: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def generate(prompt: str, target: Path | str, *more: object) -> int:
 # ------------------------------------------------------------ answers
 
 
+@pytest.mark.medium
 def test_the_answer_is_on_stdout_and_the_rest_on_stderr(target: Path, drafter: Path, capsys: Captured) -> None:
     expected = load(target, None).generate("hello", max_new_tokens=12, temperature=0.8, seed=4, top_k=20)
     capsys.readouterr()
@@ -101,6 +102,7 @@ def test_a_terminal_is_told_of_paths_that_cannot_be_looked_at(
     assert capsys.readouterr().err.splitlines() == [f"omnidraft: loading {name}" for name in names]
 
 
+@pytest.mark.medium
 def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> None:
     options = ("--drafter", drafter, "--max-new-tokens", 12, "--draft-length", 2, "--json")
     assert generate("hello", target, *options) == 0
@@ -115,6 +117,7 @@ def test_json_is_one_object(target: Path, drafter: Path, capsys: Captured) -> No
     assert (answer["target"]["dtype"], answer["drafter"]["dtype"]) == ("float32", "Q5_1")
 
 
+@pytest.mark.medium
 def test_what_drafts_count_is_chosen_by_a_flag(target: Path, capsys: Captured) -> None:
     options = ("--max-new-tokens", 12, "--draft-length", 3, "--json")
     repeated = "hello world the hello world the hello"
@@ -132,6 +135,7 @@ def test_what_drafts_count_is_chosen_by_a_flag(target: Path, capsys: Captured) -
     assert "use one of memory, nothing, profile, request" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_the_prompt_comes_from_stdin(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert generate("hello été", target, "--max-new-tokens", 8) == 0
     expected = capsys.readouterr().out
@@ -140,6 +144,7 @@ def test_the_prompt_comes_from_stdin(target: Path, capsys: Captured, monkeypatch
     assert capsys.readouterr().out == expected
 
 
+@pytest.mark.medium
 def test_a_byte_order_mark_is_no_part_of_a_prompt(
     target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +156,7 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(
     assert len(set(answers)) == 1
 
 
+@pytest.mark.medium
 def test_a_terminal_without_the_characters(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stdout)
@@ -203,6 +209,7 @@ def test_flags_reach_the_settings(
     assert capsys.readouterr().err == "omnidraft: a warning\nomnidraft: error: two lines\n"
 
 
+@pytest.mark.medium
 def test_a_setting_may_be_json(target: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--drafter", "none", "--max-new-tokens", 4, "--json")
     assert generate("hello", target, *options) == 0
@@ -235,6 +242,7 @@ assert not {"torch", "transformers", "matplotlib", "datasets"} & set(sys.modules
 """
 
 
+@pytest.mark.medium
 def test_help_and_mistakes_need_no_model_library(home: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH]
     done = subprocess.run(command, env=environment(home), capture_output=True, text=True, check=True, encoding="utf-8")
@@ -312,6 +320,7 @@ def test_an_unknown_command(arguments: list[str], words: str, capsys: Captured) 
 # ------------------------------------------------------------ interruptions
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ctrl_c_keeps_the_text_so_far(
     target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, as_json: bool

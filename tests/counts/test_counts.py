@@ -136,6 +136,7 @@ def test_a_guess_is_mixed_with_other_probabilities() -> None:
 # ---------------------------------------------------------------- its chance
 
 
+@pytest.mark.medium
 @given(st.lists(st.booleans(), max_size=30))
 def test_the_chance_is_the_discounted_rate_of_its_kind(outcomes: list[bool]) -> None:
     memory = AnswerMemory(64)
@@ -194,6 +195,7 @@ def test_a_text_that_is_spelled_anew_is_counted_anew_and_judged_once() -> None:
     assert counts.seen[before + 1 :] == [(again, True)]
 
 
+@pytest.mark.medium
 @given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(0, 2), max_size=4)), max_size=8))
 def test_after_any_changes_counts_are_those_of_the_text(changes: list[tuple[int, list[int]]]) -> None:
     text = [0, 1, 2, 0, 1]
@@ -285,6 +287,7 @@ def test_after_a_start_with_another_memory_nothing_of_the_first_shows() -> None:
     assert second.index.tokens() == []
 
 
+@pytest.mark.medium
 def test_memory_stays_as_it_is_after_very_many_answers() -> None:
     memory = AnswerMemory(256)
     size = memory.index.nbytes

@@ -33,6 +33,7 @@ def filled(tokens: list[int], capacity: int = 100) -> TokenIndex:
     return index
 
 
+@pytest.mark.medium
 @given(TOKENS, TEXT, st.integers(1, 70))
 def test_all_occurrences_in_the_latest_tokens_are_found(tokens: list[int], text: list[int], capacity: int) -> None:
     index = filled(tokens[:7], capacity)
@@ -43,6 +44,7 @@ def test_all_occurrences_in_the_latest_tokens_are_found(tokens: list[int], text:
         assert index.followers(text) == by_search(held, text)
 
 
+@pytest.mark.medium
 @given(TOKENS, TOKENS, TOKENS, st.integers(0, 3))
 def test_what_is_dropped_was_never_there(kept: list[int], dropped: list[int], later: list[int], more: int) -> None:
     index, fresh = filled(kept, 200), filled(kept[: max(0, len(kept) - more)], 200)
@@ -61,6 +63,7 @@ def test_no_more_is_dropped_than_is_held() -> None:
     assert (len(index), index.followers([1, 2])) == (0, [])
 
 
+@pytest.mark.medium
 @given(TOKENS, TOKENS, st.integers(1, 20), TEXT)
 def test_a_drop_from_a_full_ring_does_no_harm(one: list[int], two: list[int], capacity: int, text: list[int]) -> None:
     """What was overwritten is gone."""

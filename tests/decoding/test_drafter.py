@@ -121,6 +121,7 @@ def test_a_window_that_holds_little_of_the_next_text_is_not_kept() -> None:
     assert torch.allclose(first_q(drafter, 4), first_q(fresh, 4), atol=1e-5)
 
 
+@pytest.mark.medium
 def test_of_a_long_text_the_end_alone_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafter_module, "WINDOW", 16)
     lm = random_model("llama", 64, seed=1)
@@ -205,6 +206,7 @@ def test_the_drafter_reads_all_that_was_said_since_its_last_draft(script: str, m
     assert sum(record.counts.draft_accepted for record in records) > 5, "as the drafter knows where it is"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_greedy_identity_where_the_text_is_broken_characters(k: int) -> None:
     """A random target says parts of characters; a random drafter reads what becomes of them."""

@@ -40,6 +40,7 @@ def small(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return partial(run, target, QUESTIONS, Console(file=io.StringIO()), lambda _: None, new_tokens=8)
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("small")
 def test_json_is_the_only_line_on_stdout(capsys: Captured) -> None:
     assert main(["demo", "--json"]) == 0
@@ -53,6 +54,7 @@ def test_json_is_the_only_line_on_stdout(capsys: Captured) -> None:
     assert all(question in err for question in QUESTIONS)
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("small")
 def test_both_answers_are_printed_and_are_the_same(capsys: Captured) -> None:
     assert main(["demo"]) == 0
@@ -86,6 +88,7 @@ def test_the_two_take_turns_at_being_the_first(small: Run, monkeypatch: pytest.M
     assert (result.plain_tokens_per_s, result.tokens_per_s, result.speedup, result.tokens_per_pass) == (2, 4, 2, 2)
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("small")
 def test_a_wrong_token_is_loud_and_fails(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     right: Callable[..., demo.DemoAnswer] = demo.answer
@@ -101,6 +104,7 @@ def test_a_wrong_token_is_loud_and_fails(capsys: Captured, monkeypatch: pytest.M
     assert "THE TOKENS DIFFER" in err
 
 
+@pytest.mark.medium
 def test_in_bfloat16_a_near_tie_is_no_fault(small: Run) -> None:
     differing = replace(small(dtype="bfloat16"), identical=1)
     assert differing.dtype == "bfloat16"

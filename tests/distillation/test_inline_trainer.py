@@ -39,6 +39,7 @@ class Setting:
         return self.learner.counters.updates
 
 
+@pytest.mark.medium
 def test_updates_are_made_where_they_are_due_and_in_a_flush() -> None:
     setting = Setting()
     assert [setting.reply() for _ in range(7)] == [0, 1, 1, 2, 2, 3, 3]

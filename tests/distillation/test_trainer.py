@@ -46,6 +46,7 @@ def test_answers_that_were_not_learned_from_become_likelier(kind: str, adapter: 
     assert made.counters.steps == made.counters.updates > 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_model_it_was_made_from_stays_as_it_was(adapter: str) -> None:
     model = small_drafter()
@@ -61,6 +62,7 @@ def test_the_model_it_was_made_from_stays_as_it_was(adapter: str) -> None:
     assert not same(state, made.state())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_same_examples_give_the_same_weights(adapter: str) -> None:
     one, other, third = (make_trainer(adapter=adapter, seed=seed) for seed in (0, 0, 1))
@@ -72,6 +74,7 @@ def test_the_same_examples_give_the_same_weights(adapter: str) -> None:
     assert same(one.state(), third.state())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_merged_weights_are_those_that_were_trained(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's own held-out loss is that of the model with its state merged in."""
@@ -209,6 +212,7 @@ def harmful(made: Trainer) -> bool:
     return made.update()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_an_update_that_makes_held_out_answers_unlikelier_is_rolled_back(
     adapter: str, monkeypatch: pytest.MonkeyPatch
@@ -248,6 +252,7 @@ def test_weights_that_do_worse_than_the_base_go_half_way_back_to_it(
     assert any(not torch.equal(weight, base[name]) for name, weight in before.items())
 
 
+@pytest.mark.medium
 def test_weights_that_do_better_than_the_base_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_trainer(learning_rate=3e-2)
     assert any(teach(made, 16))
@@ -257,6 +262,7 @@ def test_weights_that_do_better_than_the_base_stay(monkeypatch: pytest.MonkeyPat
     assert made.counters.halved == 1, "whatever it is, it does not do so much better"
 
 
+@pytest.mark.medium
 def test_answers_are_compared_before_they_are_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that only know by heart what they were taught do no better than the base."""
     monkeypatch.setattr(trainer, "ROLLBACK_MARGIN", 1e6)
@@ -268,6 +274,7 @@ def test_answers_are_compared_before_they_are_learned_from(monkeypatch: pytest.M
     assert made.counters.halved >= 2
 
 
+@pytest.mark.medium
 def test_a_learning_rate_that_does_harm_is_halved_until_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "ROLLBACK_MARGIN", 0.0)
     changed = teach(make_trainer(learning_rate=1.0), 64)
@@ -289,6 +296,7 @@ def test_a_halved_rate_comes_back_where_updates_help(monkeypatch: pytest.MonkeyP
     assert rates == [0.5e-3, 0.25e-3, 0.5e-3, 0.5e-3, 1e-3, 1e-3]
 
 
+@pytest.mark.medium
 def test_updates_get_rarer_while_they_bring_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made, losses = make_trainer(), iter([2.0, 1.0, 1.0, 1.0, 1.0, 1.01, 1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.9, 0.8])
     monkeypatch.setattr(made, "_loss_of", lambda _: next(losses))
@@ -310,6 +318,7 @@ def held_out_between(learned: list[int]) -> list[int]:
     return [later // 10 - earlier // 10 for earlier, later in itertools.pairwise(learned)]
 
 
+@pytest.mark.medium
 def test_held_out_answers_are_not_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_buffer, "HOLD_OUT_EVERY", 3)
     monkeypatch.setattr(trainer, "ROLLBACK_MARGIN", 1e6)
@@ -335,6 +344,7 @@ def test_an_example_without_positions_is_left_out() -> None:
     assert not made.update()
 
 
+@pytest.mark.medium
 def test_gradients_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """AdamW does not see the size of gradients, until they are as small as its epsilon."""
     moved = []
@@ -365,6 +375,7 @@ def test_an_interrupted_update_is_as_if_it_had_not_begun() -> None:
     assert made.update()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("made_inside", [True, False])
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_it_learns_in_inference_mode(adapter: str, *, made_inside: bool) -> None:

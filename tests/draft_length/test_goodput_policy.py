@@ -138,6 +138,7 @@ def best_fixed(scene: Scene, requests: int = 20, **request: int) -> float:
 # ---------------------------------------------------------------- how good it is
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", SCENES)
 def test_no_fixed_length_is_much_faster(name: str) -> None:
     clock = Clock()
@@ -146,6 +147,7 @@ def test_no_fixed_length_is_much_faster(name: str) -> None:
     assert max(clock.drafted) <= LONGEST
 
 
+@pytest.mark.medium
 def test_it_beats_every_fixed_length_where_requests_differ() -> None:
     def alternating(policy: DraftLengthPolicy | None) -> float:
         clock = Clock(policy, 2)
@@ -156,6 +158,7 @@ def test_it_beats_every_fixed_length_where_requests_differ() -> None:
     assert alternating(None) > max(alternating(UpTo(length)) for length in range(7))
 
 
+@pytest.mark.medium
 def test_a_dearer_machine_shortens_drafts() -> None:
     clock, scene = Clock(), SCENES["easy"]
     clock.after(scene, 30)
@@ -167,6 +170,7 @@ def test_a_dearer_machine_shortens_drafts() -> None:
 # ---------------------------------------------------------------- never slower, and noticed again
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", HOPELESS)
 def test_it_is_hardly_slower_than_the_target_alone_from_the_first_request_on(name: str) -> None:
     scene, clock, drafted = replace(SCENES[name], read=0.02), Clock(seed=3), []
@@ -177,6 +181,7 @@ def test_it_is_hardly_slower_than_the_target_alone_from_the_first_request_on(nam
     assert 0 < drafted[-1] < drafted[0], "exploration backs off, and never stops for good"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("read", "prompt"), [(0.0, 20), (0.02, 100)])
 def test_a_drafter_that_becomes_useful_is_noticed(read: float, prompt: int) -> None:
     hopeless = replace(SCENES["hopeless drafter"], read=read)
@@ -188,6 +193,7 @@ def test_a_drafter_that_becomes_useful_is_noticed(read: float, prompt: int) -> N
     assert clock.after(useful, 40, prompt=prompt) > 0.95 * best_fixed(useful, prompt=prompt)
 
 
+@pytest.mark.medium
 def test_new_weights_are_explored_soon() -> None:
     hopeless = SCENES["hopeless drafter"]
     useful = replace(hopeless, chances=dict.fromkeys(hopeless.chances, 0.8))
@@ -202,6 +208,7 @@ def test_new_weights_are_explored_soon() -> None:
     assert found[1] > found[0] + 100
 
 
+@pytest.mark.medium
 def test_a_drafter_that_becomes_useless_is_dropped() -> None:
     clock = Clock()
     clock.after(SCENES["easy"], 40)
@@ -238,6 +245,7 @@ def test_a_cheap_drafter_is_not_sent_through_a_prompt_for_a_few_tokens(first_pro
     assert sum(length > 0 for length in clock.drafted) < 0.05 * len(clock.drafted)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("slow", "rounds", "lasts"), [(200.0, 2, False), (3.0, 1, True)])
 def test_neither_a_stall_nor_a_slower_machine_changes_much(slow: float, rounds: int, *, lasts: bool) -> None:
     clock, scene = Clock(), SCENES["hard"]
@@ -249,6 +257,7 @@ def test_neither_a_stall_nor_a_slower_machine_changes_much(slow: float, rounds: 
     assert clock.after(scene, 40) > 0.96 * before
 
 
+@pytest.mark.medium
 def test_a_request_that_is_harder_than_others_is_left_to_the_target() -> None:
     clock = Clock()
     clock.after(SCENES["easy"], 30)
@@ -261,6 +270,7 @@ def test_a_request_that_is_harder_than_others_is_left_to_the_target() -> None:
 # ---------------------------------------------------------------- what is kept
 
 
+@pytest.mark.medium
 def test_a_resumed_policy_goes_on_where_the_other_was() -> None:
     clock, scene = Clock(), SCENES["hopeless drafter"]
     clock.after(scene, 56)  # no exploration is due soon

@@ -113,6 +113,7 @@ def with_policy(world: World, policy: DraftLengthPolicy, cache: str, seed: int, 
     return lane
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_distribution_holds_wherever_a_draft_ends(shape: str, policy: str) -> None:
@@ -124,6 +125,7 @@ def test_the_distribution_holds_wherever_a_draft_ends(shape: str, policy: str) -
     assert deviation(world, lane, count) < EXACT
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=3)])
 @pytest.mark.parametrize("mode", ["exact", "intersection"])
 @pytest.mark.parametrize("policy", POLICIES)
@@ -138,6 +140,7 @@ def lengths(lane: Lane) -> Iterator[int]:
         yield len(record.draft)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed"])
 def test_these_policies_do_end_drafts(policy: str) -> None:
     """Else the tests of the distribution would say nothing."""
@@ -148,6 +151,7 @@ def test_these_policies_do_end_drafts(policy: str) -> None:
     assert min(found) < LONGEST
 
 
+@pytest.mark.medium
 def test_a_policy_that_takes_back_a_drawn_token_changes_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     true = Drafter.draft
 
@@ -291,6 +295,7 @@ def test_near_the_end_of_the_context_drafts_become_shorter() -> None:
     assert set(lengths) == {0, 1, 2, 3}, "step by step, not all or nothing"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("policy", ["head", "goodput"])
 def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy: str) -> None:
     model = load_with(target, drafter, dtype="float32", profile=None, draft_length=policy)
@@ -299,6 +304,7 @@ def test_greedy_text_is_that_of_transformers(target: Path, drafter: Path, policy
             assert model.generate(prompt, max_new_tokens=24).token_ids == alone(model, prompt, 24)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", ["exact", "intersection", "paper"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_accepted_draft_tokens_are_those_whose_bytes_were_accepted(shape: str, mode: str) -> None:

@@ -304,6 +304,7 @@ FAULTY = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trust, old, new = FAULTS[name]
@@ -317,6 +318,7 @@ def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert calls
 
 
+@pytest.mark.medium
 def test_a_proposal_of_the_counts_verified_as_if_drawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a drafter a refused token is replaced by the one that was compared, not by another draw."""
 

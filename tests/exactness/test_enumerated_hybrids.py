@@ -52,6 +52,7 @@ def deviation(world: World, kind: type[Settled], length: int) -> tuple[float, in
     return distance(run_distribution(lane, COUNT), law), target.again
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("shape", "length"), [*((shape, 2) for shape in SHAPES), ("tiny", 1), ("nested", 1)])
 def test_whole_runs_have_the_targets_distribution(shape: str, length: int) -> None:
     off, again = deviation(make_world(shape, seed=length), Settled, length)

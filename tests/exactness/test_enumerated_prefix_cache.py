@@ -114,6 +114,7 @@ def expected(world: World) -> Distribution:
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("seed", "k", "limit"), [(1, 1, 100), (2, 2, 100), (2, 2, 5), (3, 1, 0)])
 def test_answers_on_shared_blocks_have_the_targets_joint_distribution(seed: int, k: int, limit: int) -> None:
     world, held = make_world("tiny", seed), list[int]()

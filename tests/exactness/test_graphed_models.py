@@ -156,6 +156,7 @@ def of_whole_runs(world: World, count: int) -> float:
     return distance(ours, first_tokens(plain(world), count, world.vocab.eos))
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_padded")
 @pytest.mark.parametrize("verification", ["block", "token", "seeded"])
 @pytest.mark.parametrize("length", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -172,6 +173,7 @@ def test_whole_runs_have_the_targets_distribution(shape: str, count: int) -> Non
     assert of_whole_runs(world_of(shape, 3, drafts=False), count) < CLOSE
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_padded")
 @pytest.mark.parametrize("before", [BUCKET - 2, BUCKET - 1, BUCKET])
 def test_the_distribution_holds_where_an_answer_outgrows_its_bucket(before: int) -> None:
@@ -211,6 +213,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_padded")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:

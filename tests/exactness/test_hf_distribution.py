@@ -101,6 +101,7 @@ LAWS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", LAWS)
 def test_the_distribution_is_that_of_generate_alone(
     tiny_pair: tuple[PreTrainedModel, PreTrainedModel],

@@ -142,6 +142,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("target_name", "drafter_name"), PAIRS)
 def test_trained_models(
     zoo: dict[str, tuple[PretrainedModel, Language]],
@@ -173,6 +174,7 @@ def test_trained_models(
         assert sum(r.counts.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
 
 
+@pytest.mark.medium
 def test_fast_drafter_steps(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -192,6 +194,7 @@ def test_fast_drafter_steps(
     assert accepted > 0
 
 
+@pytest.mark.medium
 def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     """On 80 prompts, with a drafter and with counts alone: the bits of a row are the same in every pass."""
     needs_the_8_bit_step()
@@ -213,6 +216,7 @@ def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[Pretrain
     assert accepted > 200
 
 
+@pytest.mark.medium
 def test_repetition_penalty(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -224,6 +228,7 @@ def test_repetition_penalty(
     assert tokens(run(lane_, prompt, 64, repetition_penalty=1.3)) == expected
 
 
+@pytest.mark.medium
 def test_plain_decoding_through_the_same_loop(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -234,6 +239,7 @@ def test_plain_decoding_through_the_same_loop(
     assert all(len(record.emitted) == 1 for record in rounds)
 
 
+@pytest.mark.medium
 def test_the_drafter_slides_its_window(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -248,6 +254,7 @@ def test_the_drafter_slides_its_window(
     assert sum(r.counts.accepted for r in late) > 0, "the drafter must still be of use after its window moved"
 
 
+@pytest.mark.medium
 def test_the_target_s_context_ends_the_text(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -261,6 +268,7 @@ def test_the_target_s_context_ends_the_text(
     assert tokens(rounds) == greedy("target-a", 21)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_an_end_of_text_anywhere_in_a_round(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]], k: int
@@ -283,6 +291,7 @@ def _with_eos(language_: Language, eos: int) -> Vocab:
     return replace(language_.vocab, eos=(eos,), fingerprint=f"{language_.vocab.fingerprint} {eos}")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
 def test_never_more_tokens_than_asked_for(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]], count: int
@@ -296,6 +305,7 @@ def test_never_more_tokens_than_asked_for(
     assert rounds[-1].finish == "length"
 
 
+@pytest.mark.medium
 def test_bfloat16_differs_only_at_ties(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     """In bf16 logits depend on the batch shape; tokens may differ only where the top two logits are close."""
     margin = 0.25  # bf16 has 8 bits: a logit near 16 is known to 1/16, and two of them are compared after 16 layers

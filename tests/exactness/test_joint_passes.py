@@ -123,6 +123,7 @@ def deviation(world: World, k: int, seen: Callable[[list[int]], None] = lambda _
     return distance(found, expected)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("seed", "k"), [(1, 1), (2, 2)])
 def test_requests_together_have_the_targets_joint_distribution(seed: int, k: int) -> None:
     sizes: list[list[int]] = []
@@ -145,6 +146,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_enumeration_rejects_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []

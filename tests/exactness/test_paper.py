@@ -82,6 +82,7 @@ def test_paper_mode_is_not_exact() -> None:
     assert 0.1 < max(worst[1]) < max(worst[2])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("shape", SHAPES)
 def test_paper_mode_is_exact_where_no_ngram_can_be_merged(shape: str) -> None:
     for active, k in (("all", 1), ("none", 2)):

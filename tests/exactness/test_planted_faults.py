@@ -311,6 +311,7 @@ def true_deviation(case: Case) -> float:
     return KNOWN[repr(case)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_distribution_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]
@@ -323,6 +324,7 @@ def test_the_distribution_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert set(calls) == {plant.function.__qualname__ for plant in fault.plants}
 
 
+@pytest.mark.medium
 def test_the_harness_is_whole_again_afterwards() -> None:
     assert Case("nested", drafting={"draft_length": 2}).deviation() < EXACT
 

@@ -55,6 +55,7 @@ def near(value: object) -> object:
     return pytest.approx(value, abs=1e-12)
 
 
+@pytest.mark.medium
 @settings(max_examples=100)
 @given(st.data())
 def test_the_distributions_of_a_symbol_and_the_residual(data: st.DataObject) -> None:
@@ -144,6 +145,7 @@ def test_the_distribution_of_a_prefix_is_asked_only_once_it_is_accepted() -> Non
 # ---------------------------------------------------------------- verification, against one another
 
 
+@pytest.mark.medium
 @settings(max_examples=100)
 @given(st.data())
 def test_greedy_is_token_by_token_with_a_distribution_of_one_token(data: st.DataObject) -> None:
@@ -178,6 +180,7 @@ def expected(world: World, k: int, verification: str, active: str) -> tuple[floa
     return float(totals[0]), float(totals[1])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("active", ["all", "none"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_block_is_never_worse_than_token_by_token(shape: str, active: str) -> None:

@@ -71,6 +71,7 @@ def test_a_drafter_token_may_stand_for_whole_target_tokens() -> None:
     assert sum(certain) == len(certain) - 2
 
 
+@pytest.mark.medium
 @settings(max_examples=100)
 @given(st.data())
 def test_a_reading_depends_on_nothing_to_come(data: st.DataObject) -> None:
@@ -89,6 +90,7 @@ def test_a_reading_depends_on_nothing_to_come(data: st.DataObject) -> None:
             assert len(whole.symbols) > len(prefix.symbols)
 
 
+@pytest.mark.medium
 @settings(max_examples=100)
 @given(st.data())
 def test_the_proposals_write_what_was_drafted(data: st.DataObject) -> None:

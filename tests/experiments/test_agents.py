@@ -105,6 +105,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
 """
 
 
+@pytest.mark.medium
 def test_llama_cpps_server_is_asked_the_same(tmp_path: Path) -> None:
     program, record = tmp_path / "llama-server", tmp_path / "asked"
     program.write_text(SERVER.format(python=sys.executable, record=record), encoding="utf-8")

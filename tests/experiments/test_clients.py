@@ -21,6 +21,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("library", "name"), HERE)
 def test_what_is_tried(url: str, library: str, name: str) -> None:
     pytest.importorskip(library.replace("-", "_"))

@@ -13,6 +13,7 @@ from support.compilers import needs_the_8_bit_step
 pytestmark = pytest.mark.usefixtures("home")
 
 
+@pytest.mark.medium
 def test_a_quick_run(
     target: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from experiments.tasks import texts_of
 from support.project_files import shared
 
@@ -18,6 +20,7 @@ def phrases(text: str) -> Iterator[tuple[str, ...]]:
     yield from (tuple(words[at : at + COUNT]) for at in range(max(1, len(words) - COUNT + 1)))
 
 
+@pytest.mark.medium
 def test_no_phrase_of_them_is_in_a_prompt_that_teachers_were_asked() -> None:
     own = {phrase for text in texts_of("everyday", None, 48) for phrase in phrases(text)}
     assert len(texts_of("everyday", None, 1000)) == 48

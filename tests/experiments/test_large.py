@@ -19,6 +19,7 @@ KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("home")
 def test_the_file_loads_and_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_the_8_bit_step()

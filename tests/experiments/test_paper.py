@@ -26,6 +26,7 @@ from support.small_tokenizers import byte_level
 # ---------------------------------------------------------------- a drafter that learns from recorded answers
 
 
+@pytest.mark.medium
 def test_a_recorded_answer_holds_the_distributions_of_the_teacher(evaluation: Evaluation) -> None:
     ids = evaluation.prompts("gsm8k", tests=True)[0]
     soft, sharp = (record(evaluation.model, ids, 6, GREEDY, temperature) for temperature in (1.0, 0.25))
@@ -52,6 +53,7 @@ def test_the_methods_are_settings_that_there_are_and_are_all_used() -> None:
     assert {name for table in tables for name in table.methods} == METHODS.keys()
 
 
+@pytest.mark.medium
 def test_a_cell_learns_from_the_stream_and_is_timed_beside_the_target(evaluation: Evaluation) -> None:
     row = measured(evaluation, "gsm8k", "distil only")
     assert row["identical"] is True
@@ -68,6 +70,7 @@ def test_a_cell_learns_from_the_stream_and_is_timed_beside_the_target(evaluation
     assert sampled["ngrams"] > 0, "the cache sees the stream"
 
 
+@pytest.mark.medium
 def test_methods_are_given_the_settings_of_the_recipe(evaluation: Evaluation) -> None:
     fixed = evaluation.student(METHODS["plain SpD"], 0.3).drafting
     assert (fixed.draft_length, fixed.threshold) == (4, None)
@@ -75,6 +78,7 @@ def test_methods_are_given_the_settings_of_the_recipe(evaluation: Evaluation) ->
     assert evaluation.student(METHODS["interleaved, γ = 0.9"], 0.3).drafting.threshold == 0.1
 
 
+@pytest.mark.medium
 def test_a_cache_sees_answers_round_by_round_where_they_are_drafted_for(evaluation: Evaluation) -> None:
     evaluation.recipe = replace(evaluation.recipe, new_tokens=32)
     answers = evaluation.answers("gsm8k")
@@ -132,6 +136,7 @@ STUDY = study.Study(
 )
 
 
+@pytest.mark.medium
 def test_a_run_is_gone_on_with(
     small: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +169,7 @@ def test_a_run_is_gone_on_with(
     assert "results of other settings" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_a_wrong_answer_is_an_error(small: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = Evaluation.timed
 

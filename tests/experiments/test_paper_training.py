@@ -97,6 +97,7 @@ def test_inactive_ngrams_teach_the_hybrid_loss_nothing() -> None:
     assert HYBRID.example(cache, trace([1], [[0, 1]], laws[:1])).positions == 0
 
 
+@pytest.mark.medium
 def test_it_learns_by_the_hybrid_loss() -> None:
     world, cache, laws = nested()
     model, learning = small_drafter(), Learning(update_every=1, learning_rate=1e-2, replay_steps=0, train="drafter")
@@ -127,6 +128,7 @@ def trained(how: str) -> Trainer:
     return made
 
 
+@pytest.mark.medium
 def test_heads_learn_alone_with_the_drafter_or_after_each_answer() -> None:
     alone, none = parted(trained("drafter").state())
     assert none == {}

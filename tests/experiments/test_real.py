@@ -26,6 +26,7 @@ def rows_in(stem: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "rows"]
 
 
+@pytest.mark.medium
 def test_a_quick_run(given: list[str], tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "real"
     words = [*given, "--task", "code", "--task", "slow", "--out", str(out)]
@@ -50,6 +51,7 @@ def test_a_quick_run(given: list[str], tmp_path: Path, capsys: Captured) -> None
     assert "other settings" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_the_gap_of_answers_that_differ(given: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     end = LaneMethod.end
 

@@ -200,6 +200,7 @@ def test_splits_come_from_the_hub_where_there_is_no_folder(monkeypatch: pytest.M
 # ---------------------------------------------------------------- compared ways
 
 
+@pytest.mark.medium
 def test_ways_are_compared(evaluation: Evaluation) -> None:
     model, ids = evaluation.model, evaluation.prompts("gsm8k", tests=True)
     ways = [LaneMethod(str(n), isolated(model, draft_length=n), Sampling()) for n in (0, 1, 3)]
@@ -212,6 +213,7 @@ def test_ways_are_compared(evaluation: Evaluation) -> None:
     assert 0 < one["drafted"] <= 1 < three["drafted"] <= 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("temperature", "identical"), [(0.0, False), (1.0, None)])
 def test_greedy_answers_that_differ_are_noticed(
     temperature: float, identical: bool | None, evaluation: Evaluation

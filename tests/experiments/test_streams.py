@@ -160,6 +160,7 @@ def test_a_quick_run_and_going_on(
     assert "other settings" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_learning_is_timed_apart(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
@@ -183,6 +184,7 @@ def test_learning_is_timed_apart(words: list[str], monkeypatch: pytest.MonkeyPat
             assert way["learning_s"] == (8.0 if name == "learning" else 0.0)
 
 
+@pytest.mark.medium
 def test_what_is_sampled_is_not_compared(words: list[str]) -> None:
     assert streams.main([*words, "--temperature", "1", "--prompts", "2", "--ways", "plain,frozen"]) == 0
     rows = Results(Path(words[-1]).with_suffix(".jsonl"), "streams").of("answers").values()
@@ -190,6 +192,7 @@ def test_what_is_sampled_is_not_compared(words: list[str]) -> None:
     assert not any("identical" in way for row in rows for way in row["ways"].values())
 
 
+@pytest.mark.medium
 def test_an_answer_that_drafts_change_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     answer = streams.answer
 
@@ -202,6 +205,7 @@ def test_an_answer_that_drafts_change_is_told(words: list[str], monkeypatch: pyt
     assert "memory | 1 | 0 |" in Path(words[-1]).with_suffix(".md").read_text(encoding="utf-8")
 
 
+@pytest.mark.medium
 def test_ways_share_the_target_and_nothing_else(target: Path, drafter: Path) -> None:
     given = {"target": str(target), "drafter": str(drafter), "dtype": "float32", "device": "cpu", "warn": print}
     models = list(streams.models_of(argparse.Namespace(**given, ways=list(streams.WAYS))).values())

@@ -77,12 +77,14 @@ def test_a_processor_that_returns_nothing_is_named(model: PreTrainedModel, draft
         helped(model, drafter, logits_processor=LogitsProcessorList([Forgetful()]))
 
 
+@pytest.mark.medium
 def test_what_says_no_more_than_the_ids_is_taken(model: PreTrainedModel, drafter: Path) -> None:
     ids = ids_of(model)
     positions = torch.arange(ids.shape[1])[None]
     assert torch.equal(helped(model, drafter, ids=ids, position_ids=positions), alone(model))
 
 
+@pytest.mark.medium
 def test_ids_come_back_as_generate_gives_them(model: PreTrainedModel, drafter: Path) -> None:
     narrow = ids_of(model).int()
     found, expected = helped(model, drafter, ids=narrow), alone(model, ids=narrow)
@@ -90,6 +92,7 @@ def test_ids_come_back_as_generate_gives_them(model: PreTrainedModel, drafter: P
     assert torch.equal(found, expected)
 
 
+@pytest.mark.medium
 def test_models_that_cannot_be_drafted_for_are_refused(model: PreTrainedModel, target: Path, drafter: Path) -> None:
     with pytest.raises(ConfigError, match="is the model itself"):
         helped(model, model)

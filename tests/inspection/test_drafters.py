@@ -41,6 +41,7 @@ def compared(target: Path, *names: object) -> Comparison:
     return compare_drafters(str(target), [str(name) for name in names], say=said.append, warn=said.append)
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("few")
 def test_a_target_is_its_best_drafter(target: Path, drafter: Path) -> None:
     comparison = compared(target, drafter, target)
@@ -58,6 +59,7 @@ def test_a_target_is_its_best_drafter(target: Path, drafter: Path) -> None:
         assert row.tokens_per_s == pytest.approx(1e3 * row.tokens_per_pass / round_ms)
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("few")
 def test_no_question_is_asked_that_would_take_too_long(target: Path, drafter: Path) -> None:
     ticks = itertools.count(0, drafters.SECONDS / 2)
@@ -93,6 +95,7 @@ def test_the_verdict_says_which_and_why() -> None:
     assert verdict(dear) == "none of them pays here: the best, a, makes 0.90x the tokens/s of no drafts"
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("few")
 def test_the_command_measures_several_drafters(target: Path, drafter: Path, capsys: Captured) -> None:
     words = ["inspect", str(target), "--drafter", str(drafter), "--drafter", str(target)]

@@ -72,6 +72,7 @@ def language(folder: Path, *, drafts: bool = False) -> Language:
     return found
 
 
+@pytest.mark.medium
 def test_a_pair_is_what_load_makes_of_it(tmp_path: Path, drafter: Path) -> None:
     target = save_model(tmp_path / "target", byte_level(), seed=1)
     path = target / "generation_config.json"
@@ -107,6 +108,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", SHAPES)
 def test_the_memory_is_that_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
     shape: dict[str, Any] = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -128,6 +130,7 @@ def test_the_memory_is_that_of_the_loaded_model(kind: str, tmp_path: Path) -> No
     assert found.kv_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in cast(Any, cache).layers) / 3
 
 
+@pytest.mark.medium
 def test_a_drafters_cache_is_its_window(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "WINDOW", 64)
     context = memory_of(drafter).context
@@ -163,6 +166,7 @@ def damaged(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.medium
 def test_no_weights_are_read_unless_steps_are_timed(tmp_path: Path, drafter: Path, capsys: Captured) -> None:
     target = damaged(save_model(tmp_path / "target", byte_level(), seed=1))
     with pytest.raises(ModelError) as error:
@@ -176,6 +180,7 @@ def test_no_weights_are_read_unless_steps_are_timed(tmp_path: Path, drafter: Pat
     assert found["break_even"] is None
 
 
+@pytest.mark.medium
 def test_steps_are_timed(target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "SECONDS", 0.0)
     found = as_json(capsys, target, "--drafter", drafter, "--time")
@@ -192,6 +197,7 @@ def test_steps_are_timed(target: Path, drafter: Path, capsys: Captured, monkeypa
     assert "drafter, 1 token" in out
 
 
+@pytest.mark.medium
 def test_a_gguf_target_is_timed_in_the_precision_that_load_takes(
     tmp_path: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +270,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.medium
 def test_a_hybrid_is_a_target_and_no_drafter(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "hybrid", sentencepiece(), seed=3)
     hybrid("qwen3_5_text", vocab_size=600).config.save_pretrained(folder)
@@ -274,6 +281,7 @@ def test_a_hybrid_is_a_target_and_no_drafter(tmp_path: Path) -> None:
     assert memory_of(folder).kv_bytes == 2 * 2 * 8 * 4  # keys and values of two heads in the one layer of attention
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("damage", "role"), [*((damage, "target") for damage in REFUSED), ("stateful", "drafter")])
 def test_what_load_refuses_does_not_work(
     damage: str, role: str, tmp_path: Path, drafter: Path, capsys: Captured
@@ -294,6 +302,7 @@ def test_what_load_refuses_does_not_work(
     assert err == ""
 
 
+@pytest.mark.medium
 def test_two_folders_with_a_tokenizer_alone(tmp_path: Path, capsys: Captured) -> None:
     target = only_tokenizer(tmp_path / "one", byte_level())
     drafter = only_tokenizer(tmp_path / "two", sentencepiece())
@@ -315,6 +324,7 @@ def test_two_folders_with_a_tokenizer_alone(tmp_path: Path, capsys: Captured) ->
     assert tied["drafter"]["memory"]["parameters"] > 0
 
 
+@pytest.mark.medium
 def test_the_object_has_all_that_is_printed(capsys: Captured) -> None:
     name = zoo.TARGET
     found = as_json(capsys, name)
@@ -334,6 +344,7 @@ def test_the_object_has_all_that_is_printed(capsys: Captured) -> None:
         assert found["target"]["step"]["code"] == "machine"
 
 
+@pytest.mark.medium
 def test_a_narrow_terminal(target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "24")
     assert run(target, "--drafter", drafter) == 0
@@ -382,6 +393,7 @@ def test_the_first_token_is_the_one_that_the_drafters_tokenizer_begins_with(
 # ------------------------------------------------------------ the command
 
 
+@pytest.mark.medium
 def test_mistakes_of_usage(tmp_path: Path, drafter: Path, capsys: Captured) -> None:
     alone = only_tokenizer(tmp_path / "alone", sentencepiece())
     mistakes: dict[tuple[object, ...], str] = {
@@ -407,6 +419,7 @@ def test_a_hub_id_that_cannot_be_asked_for_says_nothing_of_the_model(
     assert "check the name and the connection" in one_error(capsys, "inspect", "someone/something")
 
 
+@pytest.mark.medium
 def test_progress_is_for_someone_who_watches(
     target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,6 +446,7 @@ def test_the_figures_of_two_published_tokenizers(capsys: Captured) -> None:
     assert (counts["unspelled"], counts["duplicates"], len(found["specials"])) == (0, 0, 3)
 
 
+@pytest.mark.medium
 def test_the_keys_of_a_gguf_file_are_listed(tmp_path: Path, capsys: Captured) -> None:
     path = small_file(tmp_path / "model.gguf")
     assert cli.main(["inspect", str(path), "--drafter", "zoo:drafter"]) == 0

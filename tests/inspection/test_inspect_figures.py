@@ -40,6 +40,7 @@ def table_of(drafter: Language, target: Language) -> SpellingTable:
 # ------------------------------------------------------------ vocabularies
 
 
+@pytest.mark.medium
 def test_the_spelling_figures_are_those_of_brute_force() -> None:
     found = [check_spellings(*pair) for pair in itertools.product(DRAFTERS, TARGETS)]
     for name in ("unspelled", "ngrams", "duplicates", "overlong", "idle"):

@@ -108,6 +108,7 @@ def test_a_first_shard_whose_keys_are_not_supported_is_refused(tmp_path: Path, c
     assert "llama.expert_count = 8" in figures(path, capsys)["step"]["reason"]
 
 
+@pytest.mark.medium
 def test_nothing_that_takes_long_is_imported(tmp_path: Path) -> None:
     path, _ = write_model(tmp_path / "m.gguf", "gemma3")
     code = (

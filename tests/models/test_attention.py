@@ -72,6 +72,7 @@ def test_it_is_near_a_reference_in_double_precision(kind: str) -> None:
         assert float((given - wanted).square().mean().sqrt()) < 1e-3, start
 
 
+@pytest.mark.medium
 @EVERY
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rows_have_the_same_bits_in_calls_of_any_size(kind: str, threads: int) -> None:
@@ -97,6 +98,7 @@ def test_rows_have_the_same_bits_in_calls_of_any_size(kind: str, threads: int) -
         torch.set_num_threads(1)
 
 
+@pytest.mark.medium
 @EVERY
 def test_texts_of_many_lengths_in_one_pass(kind: str) -> None:
     _, fast = both(kind)

@@ -107,6 +107,7 @@ def test_nothing_is_measured_where_8_bits_cannot_be(monkeypatch: pytest.MonkeyPa
     assert choose_precision(CPU, model, rounds=True) == choose_dtype(CPU, torch.float32, 0)
 
 
+@pytest.mark.medium
 def test_a_product_is_measured_in_each_dtype_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest of five counts."""
     able = ["bfloat16", "float32", *(["int8"] if native.unsupported_reason() is None else [])]
@@ -129,6 +130,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("machine")
 def test_that_8_bits_would_be_faster_is_said_of_a_target_alone(target: Path) -> None:
     said: list[str] = []
@@ -163,6 +165,7 @@ def test_of_what_is_no_slow_path_nothing_is_said(machine: pytest.MonkeyPatch) ->
     assert slow_path(model, GPU, "float32", of_file=True) is None
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("home")
 def test_of_a_file_the_obstacle_is_said(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files: Any = pytest.importorskip("support.gguf_models")

@@ -184,6 +184,7 @@ def assert_close(given: torch.Tensor, wanted: torch.Tensor, within: float = WITH
     assert float((given - wanted).square().mean().sqrt()) < within / 2
 
 
+@pytest.mark.medium
 def test_every_family_has_a_case() -> None:
     assert set(map(class_of, CASES)) == set(BY_CLASS)
     assert len(FAMILIES) == len(BY_CLASS)
@@ -192,6 +193,7 @@ def test_every_family_has_a_case() -> None:
         assert type(source_of(name).model).__name__ == class_of(name)
 
 
+@pytest.mark.medium
 def test_files_of_every_architecture_have_the_family_that_names_it() -> None:
     """Or are of a model that the native step does not compute."""
     named = {architecture for family in FAMILIES for architecture in family.architectures}
@@ -312,6 +314,7 @@ def test_each_switch_shows(name: str, switch: str, monkeypatch: pytest.MonkeyPat
     assert float((other - wanted).abs().max()) > 10 * WITHIN
 
 
+@pytest.mark.medium
 @ONE_EACH
 def test_greedy_text_is_the_same_with_drafts_and_without(name: str) -> None:
     """Of a prompt longer than any window; drafts are right two times out of three, or never."""
@@ -425,6 +428,7 @@ def test_what_no_switch_covers_is_named(make: Callable[[], Any], code: str, fiel
     assert reason in str(found)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: other.name)
 def test_other_models_are_taken_by_transformers(other: Other) -> None:
     model_type = other.model_types[0]

@@ -53,6 +53,7 @@ WINDOWED = {"layer_types": KINDS, "sliding_window": 16}
 ROWS = model_of("qwen2").config.vocab_size + 13  # of the vocabulary, beyond the tokens
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("architecture", "keys", "changes"),
     [
@@ -129,6 +130,7 @@ def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(architec
             load_skeleton(path)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("architecture", "changes", "absent"),
     [
@@ -176,6 +178,7 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.medium
 @EVERY
 def test_a_key_that_is_not_supported_is_named(architecture: str, tmp_path: Path) -> None:
     model = model_of(architecture)

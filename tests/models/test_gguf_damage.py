@@ -221,6 +221,7 @@ def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(
         load_model(path, "int8", verifies=True)
 
 
+@pytest.mark.medium
 def test_memory_that_is_refused_is_an_error(path: Path) -> None:
     stored = gguf_weights.weights_of(path, load_model(path, "int8", verifies=True).lm.model).stored("lm_head.weight")
     assert stored is not None

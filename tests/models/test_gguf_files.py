@@ -50,6 +50,7 @@ def test_a_file_that_is_cut_anywhere_is_damaged(whole: bytes, tmp_path: Path) ->
     refused_alike(path, "ends at byte", f"the file has {size // 2}")
 
 
+@pytest.mark.medium
 def test_any_damaged_byte_of_a_header_gives_a_model_or_one_error(whole: bytes, tmp_path: Path) -> None:
     """No MemoryError, no hang: counts and lengths are checked before anything is allocated."""
     path = tmp_path / "spoiled.gguf"
@@ -156,6 +157,7 @@ def test_quantized_tensors_are_what_the_gguf_package_makes_of_them(kind: str, tm
 # ---------------------------------------------------------------- shards
 
 
+@pytest.mark.medium
 def test_all_shards_are_joined_whichever_is_named(tmp_path: Path) -> None:
     text = list(range(3, 40))
     expected = afresh(model_of("qwen2"), text)

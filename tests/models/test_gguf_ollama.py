@@ -45,6 +45,7 @@ def rotations(theta: float, near: float, factor: float | None = None) -> dict[st
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("keys", "changes"),
     [
@@ -73,6 +74,7 @@ def test_flags_of_the_tokenizer_tell_of_the_converter(tmp_path: Path) -> None:
     assert load_skeleton(path).config.rope_parameters["full_attention"]["factor"] == 8.0
 
 
+@pytest.mark.medium
 def test_what_reads_pictures_is_left_out(tmp_path: Path) -> None:
     plain, model = write_model(tmp_path / "p.gguf", "gemma3")
     path, _ = write_model(tmp_path / "m.gguf", "gemma3", PICTURES, SIGHT, model=model)
@@ -119,6 +121,7 @@ def longer(kind: int) -> dict[str, Any]:
     return keys
 
 
+@pytest.mark.medium
 def test_special_tokens_without_a_row_are_left_out(tmp_path: Path) -> None:
     rows = model_of("gemma3").config.vocab_size
     for kind in (made.CONTROL, made.USER_DEFINED):

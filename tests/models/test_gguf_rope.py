@@ -44,6 +44,7 @@ def angles(header: Mapping[str, Any], position: int) -> tuple[np.ndarray[Any, An
     return plain / factor * (1 - kept) + plain * kept, scale
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", HEADERS)
 def test_the_angles_are_those_of_the_header(name: str, tmp_path: Path) -> None:
     path = rotated_file(tmp_path / "m.gguf", HEADERS[name])

@@ -250,12 +250,14 @@ def reads_the_device(model: GraphedModel) -> bool:
     return False
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a capture itself says so there")
 @pytest.mark.parametrize("kind", [*KINDS, "qwen3", "phi3 window", "olmo2", "smollm3", "cohere2", *sorted(READING)])
 def test_a_pass_reads_nothing_from_the_device(kind: str) -> None:
     assert reads_the_device(graphed(build(kind))) == (kind in READING)
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a capture itself says so there")
 @pytest.mark.parametrize(
     ("changes", "reads"), [(LONGROPE, False), ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, True)]

@@ -42,6 +42,7 @@ def both(name: str) -> tuple[LoadedModel, LoadedModel]:
     return load_drafter(zoo.path(name)), load_model(zoo.path(name), "float32", "cpu")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["general", "drafter"])
 def test_a_drafter_is_the_one_of_transformers(name: str) -> None:
     light, whole = both(name)
@@ -62,6 +63,7 @@ def test_a_drafter_is_the_one_of_transformers(name: str) -> None:
     assert all(torch.equal(again[each], weight) for each, weight in whole.lm.model.state_dict().items())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["general", "drafter"])
 def test_its_tokenizer_is_the_one_of_transformers(name: str) -> None:
     light, whole = both(name)
@@ -133,6 +135,7 @@ def test_other_weights_than_the_config_says_are_left_to_transformers(tmp_path: P
 KINDS = {"attn_q": "Q5_0", "attn_k": "Q5_0", "attn_v": "Q5_0", "ffn_down": "Q6_K", "output": "Q8_0"}
 
 
+@pytest.mark.medium
 def test_a_gguf_file_drafts_with_its_own_weights(tmp_path: Path) -> None:
     path = file_of(tmp_path / "m.gguf", KINDS, "qwen2", tie_word_embeddings=False)
     light, whole, target = (
@@ -167,6 +170,7 @@ def test_the_weights_of_a_head_by_another_name_are_counted() -> None:
     assert Skeleton("Model", config, None, {**shapes, "lm_head.weight": (5, 2)}).num_parameters() == 15
 
 
+@pytest.mark.medium
 def test_as_a_drafter_and_as_a_target_a_file_is_two_models(tmp_path: Path) -> None:
     """Keys and values of the one are not those of the other, whose matrices of 8 bits are not rounded."""
     path = file_of(tmp_path / "m.gguf", KINDS, "qwen2", tie_word_embeddings=False)
@@ -186,6 +190,7 @@ def test_a_drafters_file_may_change_while_it_drafts(tmp_path: Path) -> None:
     assert torch.equal(sequence.forward([1, 2, 3], 1), before)
 
 
+@pytest.mark.medium
 def test_what_a_gguf_file_has_learned_is_found_again_where_it_learns_no_more(tmp_path: Path) -> None:
     target, drafter = small_file(tmp_path / "target.gguf"), small_file(tmp_path / "drafter.gguf")
     chat = [{"role": "user", "content": "hello"}]
@@ -220,6 +225,7 @@ def test_a_file_that_learns_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert most == [1, 1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("given", [False, True])
 def test_a_gguf_file_drafts_and_samples_without_transformers(tmp_path: Path, home: Path, *, given: bool) -> None:
     with_native(home)

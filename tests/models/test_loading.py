@@ -147,6 +147,7 @@ def test_a_tokenizer_splits_text_as_its_file_says_and_not_as_its_class(
         assert loaded(text)["input_ids"] == made.encode(text).ids
 
 
+@pytest.mark.medium
 def test_the_network_check_notices_a_call(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)  # between attempts
     with refused(ModelError, "'someone/something'", "config.json", "check the name and the connection"):
@@ -272,6 +273,7 @@ def test_a_damaged_folder(damage: str, folder: Path, calls: list[str]) -> None:
     assert calls == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("asked", ["flash_attention_2", "kernels-community/flash-attn", "no such"])
 def test_attention_that_is_not_here_is_computed_otherwise(asked: str, folder: Path, calls: list[str]) -> None:
     said: list[str] = []

@@ -33,6 +33,7 @@ def test_a_gguf_file_is_of_the_type_that_it_says(tmp_path: Path) -> None:
         assert found.written == (tmp_path / f"{kind}.gguf").stat().st_mtime
 
 
+@pytest.mark.medium
 def test_a_gguf_file_that_does_not_say_is_of_the_type_of_most_weights(tmp_path: Path) -> None:
     assert described(tmp_path, "silent.gguf").weights == "F32"
     assert described(tmp_path, "newer.gguf", file_type=999).weights == "F32"

@@ -110,6 +110,7 @@ def test_how_columns_lie_in_memory_changes_nothing(changes: dict[str, Any], monk
     assert all(torch.equal(names[name], found) for name, found in others.items())
 
 
+@pytest.mark.medium
 def test_threads_that_use_it_at_once_get_the_same_products() -> None:
     """One takes the pool of threads, the others compute alone; more of them than cores, and the number changes."""
     torch.manual_seed(0)
@@ -419,6 +420,7 @@ def test_the_compiler_of_a_package_is_taken_where_there_is_no_other(
     assert commands[-1][0] == str(tmp_path / "clang")
 
 
+@pytest.mark.medium
 def test_a_drafter_that_returns_nan_is_noticed(tmp_path: Path) -> None:
     broken = load_model(zoo.path("drafter"))
     with torch.no_grad():
@@ -453,6 +455,7 @@ def test_files_that_are_not_whole_are_refused(target: Path, tmp_path: Path) -> N
         load_model(tmp_path, "int8", verifies=True)
 
 
+@pytest.mark.medium
 def test_8_bits_are_for_targets_alone(target: Path) -> None:
     with refused(ConfigError, "int8", "targets"):
         load_model(target, "int8")

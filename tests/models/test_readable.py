@@ -28,6 +28,7 @@ def refused_everywhere(path: Path, *said: str) -> None:
             read(path)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [LONG, f"./{LONG}", f"{LONG}.gguf", f"{LONG}/model"])
 def test_a_name_that_is_too_long_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = "cannot be read (File name too long): give a shorter path"
@@ -40,6 +41,7 @@ def test_a_name_that_is_too_long_is_one_line(name: str, capsys: pytest.CaptureFi
     assert not is_gguf(name)
 
 
+@pytest.mark.medium
 def test_a_model_in_a_folder_of_another_user(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

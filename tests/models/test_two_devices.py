@@ -135,6 +135,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("sampling", "way"), [("sampled", way) for way in WAYS] + [(one, "exact") for one in SAMPLINGS]
 )
@@ -150,6 +151,7 @@ def test_a_text_is_the_same_wherever_its_models_are(sampling: str, way: str) -> 
     assert sum(len(record.draft) for record in there) > 10
 
 
+@pytest.mark.medium
 def test_processors_see_ids_where_the_logits_are() -> None:
     _, apart = lanes()
     seen: list[torch.device] = []

@@ -42,6 +42,7 @@ def files() -> list[Path]:
     return sorted((storage.cache_folder() / measured_costs.FOLDER).rglob("*.json"))
 
 
+@pytest.mark.medium
 def test_the_second_run_knows_what_the_first_measured(target: Path, drafter: Path) -> None:
     before = answered(target, drafter)
     assert len(files()) == 1
@@ -52,6 +53,7 @@ def test_the_second_run_knows_what_the_first_measured(target: Path, drafter: Pat
     assert list(np.array(opened(target, drafter)[1].state())) == before, "a run that measures nothing changes nothing"
 
 
+@pytest.mark.medium
 def test_without_a_profile_nothing_is_read_or_written(target: Path, drafter: Path) -> None:
     answered(target, drafter, profile=None)
     assert files() == []
@@ -59,11 +61,13 @@ def test_without_a_profile_nothing_is_read_or_written(target: Path, drafter: Pat
     assert list(opened(target, drafter, profile=None)[1].state()) == list(Goodput(16).state())
 
 
+@pytest.mark.medium
 def test_a_pair_that_learns_keeps_them_in_its_profile(target: Path, drafter: Path) -> None:
     answered(target, drafter, adapt="inline")
     assert files() == []
 
 
+@pytest.mark.medium
 def test_numbers_of_threads_have_files_of_their_own(target: Path, drafter: Path) -> None:
     answered(target, drafter)
     threads = torch.get_num_threads()
@@ -76,6 +80,7 @@ def test_numbers_of_threads_have_files_of_their_own(target: Path, drafter: Path)
     assert len(files()) == 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[1, 2", b"[1, 2]", b'{"a": 1}', b"[null]", b"[" * 100_000, b"\xff", b"NaN"]
 )
@@ -90,6 +95,7 @@ def test_a_damaged_file_is_as_none(target: Path, drafter: Path, data: bytes) -> 
     assert opened(target, drafter)[1].costs.steps.seen > 1, "the next run replaces it"
 
 
+@pytest.mark.medium
 def test_a_file_that_cannot_be_written_is_let_be(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")

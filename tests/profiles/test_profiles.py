@@ -150,6 +150,7 @@ def test_a_file_that_is_cut_or_longer_is_refused(file: ProfileFile) -> None:
     assert number_of(file.load(KEY)) == 1
 
 
+@pytest.mark.medium
 def test_a_byte_of_the_header_that_is_changed_is_refused_or_harmless(file: ProfileFile) -> None:
     data = saved(file, numbered(1, 5)).path.read_bytes()
     refused, size = 0, 8 + int.from_bytes(data[:8], "little")

@@ -27,6 +27,7 @@ def folders(tmp_path: Path) -> list[str]:
     return places
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", ["vocabulary", "empty"])
 def test_bookkeeping(
     seed: str, folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -73,6 +74,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.medium
 def test_threads(threads: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def of_level(words: list[str], left_out: tuple[str, ...]) -> list[Any]:
         """In this process, and with times that tell the level."""

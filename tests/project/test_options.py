@@ -28,6 +28,7 @@ def test_the_page_lists_the_arguments_of_generate_and_the_fields_of_answers() ->
     assert [*page.STATS] == stats
 
 
+@pytest.mark.medium
 def test_the_page_of_the_source_lists_its_files() -> None:
     page = tool("write_source_docs")
     assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python tools/write_source_docs.py"

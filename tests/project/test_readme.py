@@ -32,6 +32,7 @@ def commands(page: str) -> list[list[str]]:
     return [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
 
 
+@pytest.mark.medium
 @pytest.mark.snippet
 @pytest.mark.usefixtures("home")
 def test_python(capsys: pytest.CaptureFixture[str]) -> None:

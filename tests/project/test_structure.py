@@ -151,10 +151,12 @@ def test_the_source_is_found() -> None:
     assert {"omnidraft.errors", "omnidraft.config"} <= set(source())
 
 
+@pytest.mark.medium
 def test_imports_go_downward_and_in_no_circle(tmp_path: Path) -> None:
     assert broken_contracts(ROOT / "src", tmp_path) == ""
 
 
+@pytest.mark.medium
 def test_nothing_below_the_commands_imports_the_public_names() -> None:
     """The contracts cannot say this: the package's own `__init__` is the ancestor of all floors."""
     above = ("experiments", "omnidraft.cli", "omnidraft.demo", "omnidraft.bench", "omnidraft.__main__")
@@ -186,6 +188,7 @@ def test_what_parses_the_text_of_an_error_is_found(use: str) -> None:
     assert not parsed_errors("try:\n    f()\nexcept ValueError as e:\n    g(str(e), e.code == 'x')")
 
 
+@pytest.mark.medium
 def test_no_absolute_paths() -> None:
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".ci/*")]
     texts += [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "constraints.txt"]
@@ -198,6 +201,7 @@ def test_no_vague_module_names() -> None:
     assert vague_names([path.relative_to(ROOT) for path in python_files("src", "experiments", "tests", "tools")]) == []
 
 
+@pytest.mark.medium
 def test_public_names_are_few_and_sorted() -> None:
     found = {module: names for module, text in source().items() if (names := exports(text)) is not None}
     assert PACKAGE in found or PACKAGE not in source()
@@ -221,6 +225,7 @@ def test_every_file_of_the_package_is_shipped_but_models_for_tests(tmp_path: Pat
     assert unshipped((ROOT / "pyproject.toml").read_text(encoding="utf-8"), ROOT, tmp_path) == (held, held)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("module", "line"),
     [

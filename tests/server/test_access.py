@@ -172,6 +172,7 @@ def test_what_other_pages_load_is_refused_but_for_links_to_the_page(server: At, 
     assert guarded.get("/v1/models", headers=named).status_code == 200
 
 
+@pytest.mark.medium
 def test_every_response_has_the_id_of_its_request(server: At, guarded: At, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise RuntimeError
@@ -227,6 +228,7 @@ def connected(at: At, count: int, said: bytes = b"") -> Iterator[list[socket.soc
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("said", [b"", HEAD, HEAD + b"Content-Length: 99\r\n\r\n{"], ids=["nothing", "head", "body"])
 def test_connections_that_say_little_keep_no_other_out(
     chat: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
@@ -237,6 +239,7 @@ def test_connections_that_say_little_keep_no_other_out(
         assert at.get("/health").status_code == 200
 
 
+@pytest.mark.medium
 def test_requests_are_limited(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnidraft.server.run.SPARE", 0)
     body = json.dumps({"messages": user(QUESTION), "max_tokens": 2, "stream": True, "temperature": 0}).encode()
@@ -294,6 +297,7 @@ def test_every_answer_forbids_foreign_content(server: At) -> None:
         assert answer.headers["cache-control"] == "no-store"
 
 
+@pytest.mark.medium
 def test_the_page_is_of_the_kind_that_browsers_take(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a system's own list, as that of Windows, calls scripts plain text."""
     monkeypatch.setattr(mimetypes, "_db", mimetypes.MimeTypes())
@@ -334,6 +338,7 @@ def test_origins_are_matched_whole_or_by_their_scheme(allowed: str, origin: str,
     assert bool(re.fullmatch(Serving(cors_origin=(allowed,)).origins, origin)) == taken
 
 
+@pytest.mark.medium
 def test_a_host_that_is_allowed_may_name_this_machine(target: Path, drafter: Path) -> None:
     with serving([target], drafter, allowed_host=("Proxy.example",)) as at:
         for host, status in (("proxy.example:80", 200), ("elsewhere.example", 403)):

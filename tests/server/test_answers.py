@@ -67,6 +67,7 @@ def test_answers_differ_by_their_seeds(plain: At) -> None:
     assert streamed(plain, CHATS, asked | {"n": 4}) == dict(enumerate(texts))
 
 
+@pytest.mark.medium
 def test_greedy_answers_are_made_once(plain: At) -> None:
     asked = {"messages": user(QUESTION), "max_tokens": 6, "temperature": 0, "n": 3}
     before = plain.figures()["requests"]
@@ -95,6 +96,7 @@ def test_the_likeliest_of_several(plain: At) -> None:
     assert (bare["text"], bare["logprobs"]) == (order[0]["text"], None)
 
 
+@pytest.mark.medium
 def test_prompts_are_answered_in_their_order(plain: At) -> None:
     asked = {"max_tokens": 8, "temperature": 0}
     found = plain.post(TEXTS, asked | {"prompt": [PROMPT, OTHER]}).json()
@@ -109,6 +111,7 @@ def test_prompts_are_answered_in_their_order(plain: At) -> None:
     assert [c["text"] for c in plain.post(TEXTS, asked | {"prompt": ids}).json()["choices"]] == texts
 
 
+@pytest.mark.medium
 def test_a_prompt_is_read_once_for_all_its_answers(quick: At) -> None:
     asked = {"messages": user(QUESTION * 3), "max_tokens": 6, **DRAWN}
     found = quick.post(CHATS, asked | {"n": 3}).json()
@@ -122,6 +125,7 @@ def test_a_prompt_is_read_once_for_all_its_answers(quick: At) -> None:
 # ---------------------------------------------------------------- the prompt
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["plain", "quick"])
 def test_a_prompt_is_repeated_with_its_logprobs(kind: str, request: pytest.FixtureRequest, alone: OmniDraft) -> None:
     at: At = request.getfixturevalue(kind)
@@ -178,6 +182,7 @@ def test_what_a_tokenizer_adds_to_a_text_has_no_place_in_it(
         assert found.of(TokenInfo(text=text, data=None if data is None else [*data], logprob=0.0)) == place
 
 
+@pytest.mark.medium
 def test_what_stands_between_two_texts(plain: At, alone: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     words = alone.target.tokenizer.get_vocab()
     first, second, third = sorted(word for word in words if word.isalpha())[:3]
@@ -191,6 +196,7 @@ def test_what_stands_between_two_texts(plain: At, alone: OmniDraft, monkeypatch:
     assert found["choices"][0]["text"] == alone.generate(ids, max_new_tokens=6, temperature=0).text
 
 
+@pytest.mark.medium
 def test_the_last_message_goes_on(plain: At, alone: OmniDraft) -> None:
     messages = [*user(QUESTION), {"role": "assistant", "content": "He has 4"}]
     asked = {"messages": messages, "max_tokens": 6, "temperature": 0}
@@ -253,6 +259,7 @@ PENALTIES: list[tuple[dict[str, Any], int]] = [  # and the window
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("asked", "window"), PENALTIES, ids=str)
 def test_a_penalty_covers_the_last_tokens_by_the_name_that_it_has(
     plain: At, alone: OmniDraft, asked: dict[str, Any], window: int
@@ -302,6 +309,7 @@ FORMS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("asked", "pattern"), FORMS, ids=str)
 def test_answers_have_their_form(plain: At, asked: dict[str, Any], pattern: str) -> None:
     for seed in range(3):
@@ -324,6 +332,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [  # twice t
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("one", "same", "other"), SAME, ids=str)
 def test_a_form_may_be_said_twice(plain: At, one: dict[str, Any], same: dict[str, Any], other: dict[str, Any]) -> None:
     drawn = {"temperature": 1, "seed": 1, "max_tokens": 4}
@@ -338,6 +347,7 @@ def test_a_form_may_be_said_twice(plain: At, one: dict[str, Any], same: dict[str
 UNIQUE = {"type": "array", "items": {"type": "integer", "not": {"const": 3}}, "uniqueItems": True, "maxItems": 2}
 
 
+@pytest.mark.medium
 def test_keywords_that_a_grammar_lacks_are_named_unless_they_are_strict(plain: At) -> None:
     form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}}
     found = plain.chat(response_format=form, max_tokens=16).json()
@@ -359,6 +369,7 @@ def test_keywords_that_a_grammar_lacks_are_named_unless_they_are_strict(plain: A
 # ---------------------------------------------------------------- calls
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_allowed_tools(plain: At, mode: str) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("add", "sub", "mul")]
@@ -379,20 +390,20 @@ def test_allowed_tools(plain: At, mode: str) -> None:
 @pytest.mark.parametrize(
     ("choice", "called", "unused"),
     [
-        ("any", "add", ""),  # Mistral's word
-        *(({"type": kind}, "add", "") for kind in ("any", "required")),  # Anthropic's form
-        ({"type": "tool", "name": "sub"}, "sub", "tools[0]"),
-        ({"type": "function", "name": "sub"}, "sub", "tools[0]"),
-        ({"type": "function", "function": {"name": "sub"}}, "sub", "tools[0]"),
-        ({"type": "auto"}, None, ""),
-        ({"type": "none"}, None, "tools"),
-        ({"type": "auto", "disable_parallel_tool_use": True}, None, "tool_choice.disable_parallel_tool_use"),
+        ("any", ["add", "sub"], ""),  # Mistral's word
+        *(({"type": kind}, ["add", "sub"], "") for kind in ("any", "required")),  # Anthropic's form
+        ({"type": "tool", "name": "sub"}, ["sub"], "tools[0]"),
+        ({"type": "function", "name": "sub"}, ["sub"], "tools[0]"),
+        ({"type": "function", "function": {"name": "sub"}}, ["sub"], "tools[0]"),
+        ({"type": "auto"}, [], ""),
+        ({"type": "none"}, [], "tools"),
+        ({"type": "auto", "disable_parallel_tool_use": True}, [], "tool_choice.disable_parallel_tool_use"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", RESPONSES])
 def test_a_choice_of_tools_in_the_words_of_other_apis(
-    plain: At, path: str, choice: Any, called: str | None, unused: str
+    plain: At, path: str, choice: Any, called: list[str], unused: str
 ) -> None:
     tools = [{"name": name} for name in ("add", "sub")]
     flat = [{"type": "function", **each} for each in tools]
@@ -402,10 +413,12 @@ def test_a_choice_of_tools_in_the_words_of_other_apis(
     found = plain.post(path, {**body, "tool_choice": choice, "temperature": 0}).json()
     items = found["output"] if path == RESPONSES else found["choices"][0]["message"].get("tool_calls", [])
     names = [item.get("function", item)["name"] for item in items if item["type"] != "message"]
-    assert names == ([called] if called else [])
+    assert len(names) == bool(called)
+    assert set(names) <= set(called)
     assert found.get("omnidraft", {}).get("ignored", []) == ([unused] if unused else [])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "other",
     [{"type": "web_search"}, {"type": "custom", "name": "write"}, {"type": "mcp", "server_label": "x"}],
@@ -510,6 +523,7 @@ def test_a_request_says_how_it_is_drafted(server: At) -> None:
     assert max(event.get("omnidraft", {}).get("draft", 0) for event in traced) <= 2
 
 
+@pytest.mark.medium
 def test_a_server_without_drafts_says_so(plain: At) -> None:
     found = plain.chat(temperature=0).json()
     assert found["timings"]["draft_n"] == 0
@@ -548,6 +562,7 @@ def test_sources_of_content_are_not_those_of_the_reasoning_before_it(model: Omni
     assert sum(token["source"] == "target" for token in tokens) < len(texts)
 
 
+@pytest.mark.medium
 def test_functions_of_a_namespace_are_called_by_their_own_names(plain: At) -> None:
     """As Codex gives those of MCP servers, and takes calls of them."""
     add = {"type": "function", "name": "add", "strict": None, "parameters": {"type": "object", "properties": {}}}

@@ -187,6 +187,7 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_read(server: At) -> N
     assert refused.json()["error"]["message"] == f"the body may hold more than {VALUES} values: send fewer"
 
 
+@pytest.mark.medium
 def test_packed_bodies_are_read(server: At) -> None:
     body = json.dumps(TEXT).encode()
     plain = send(server, body).json()["choices"]
@@ -234,6 +235,7 @@ ANSWERING: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("path", "body"), ANSWERING, ids=lambda each: each if isinstance(each, str) else "")
 def test_json_is_read_by_whatever_name_clients_give_it(server: At, path: str, body: dict[str, Any]) -> None:
     for kind in TYPES:

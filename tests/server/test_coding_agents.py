@@ -68,6 +68,7 @@ def run(name: str, given: dict[str, str]) -> str:
     return text
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_official_client_edits_a_file(agent: At, file: Path, streamed: bool) -> None:
     turns: list[Any] = [{"role": "user", "content": "Fix the bug."}]

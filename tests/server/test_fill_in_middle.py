@@ -68,6 +68,7 @@ def test_a_text_that_gets_no_space_stays_as_it_is(after: str) -> None:
     assert "".join(encoded(tokenizer, "", after)[2:-1]) == after.replace(" ", "▁")
 
 
+@pytest.mark.medium
 def test_the_tokenizer_of_llama() -> None:
     from transformers import AutoTokenizer
 

@@ -124,6 +124,7 @@ def test_what_leads_too_far_down_is_refused(text: str) -> None:
         grammar(text)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "text",
     [

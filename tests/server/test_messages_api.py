@@ -36,6 +36,7 @@ def chat(server: At, **body: Any) -> dict[str, Any]:
     return found["choices"][0] | {"usage": found["usage"]}  # type: ignore[no-any-return]
 
 
+@pytest.mark.medium
 def test_a_greedy_message_is_the_answer_of_the_chat(server: At, client: Any) -> None:
     alone = chat(server, messages=user(QUESTION))
     for content in (QUESTION, [{"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}]):
@@ -49,6 +50,7 @@ def test_a_greedy_message_is_the_answer_of_the_chat(server: At, client: Any) -> 
         assert read == alone["usage"]["prompt_tokens"]
 
 
+@pytest.mark.medium
 def test_a_stream_has_the_same_text_and_anthropics_events(server: At, client: Any) -> None:
     alone = chat(server, messages=user(QUESTION))["message"]["content"]
     with client.messages.stream(messages=user(QUESTION), **ASKED) as stream:
@@ -60,6 +62,7 @@ def test_a_stream_has_the_same_text_and_anthropics_events(server: At, client: An
     assert final.usage.output_tokens > 0
 
 
+@pytest.mark.medium
 def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, client: Any) -> None:
     turns: Any = [
         {"role": "user", "content": "Hi."},
@@ -83,6 +86,7 @@ def test_the_system_text_and_earlier_turns_are_part_of_the_prompt(server: At, cl
     assert counted.input_tokens == made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
 
 
+@pytest.mark.medium
 def test_the_line_of_claude_code_that_changes_is_no_part_of_the_prompt(server: At) -> None:
     said = {"model": "chat", "max_tokens": 4, "temperature": 0, "messages": user(QUESTION)}
     plain = server.post("/v1/messages", said | {"system": [{"type": "text", "text": "Be brief."}]}).json()
@@ -108,6 +112,7 @@ def test_a_prompt_that_is_too_long_is_counted(client: Any) -> None:
         client.messages.create(**ASKED | long)
 
 
+@pytest.mark.medium
 def test_a_tool_is_called_beside_one_that_the_server_has_not(server: At) -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     body = {"model": "chat", "max_tokens": 64, "messages": user(QUESTION), "tools": [search, TOOL | {"strict": True}]}
@@ -118,6 +123,7 @@ def test_a_tool_is_called_beside_one_that_the_server_has_not(server: At) -> None
     assert answer["omnidraft"]["ignored"] == ["tools[0]", "tools[1].strict"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "count"}])
 def test_a_tool_is_called_and_its_result_taken_back(client: Any, choice: Any) -> None:
     asked: Any = {"tools": [TOOL], "tool_choice": choice, **ASKED}
@@ -140,6 +146,7 @@ def test_a_tool_is_called_and_its_result_taken_back(client: Any, choice: Any) ->
     assert client.messages.create(messages=turns, tools=[TOOL], **ASKED).content
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_clients_runner_of_tools_goes_on_without_a_thread(client: Any, streamed: bool) -> None:
     """Which it asks for in the first place, and with which it would send new messages alone."""
@@ -154,6 +161,7 @@ def test_the_clients_runner_of_tools_goes_on_without_a_thread(client: Any, strea
     assert (turns[0].get_final_message() if streamed else turns[0]).content
 
 
+@pytest.mark.medium
 def test_a_stop_string_is_named(server: At, client: Any) -> None:
     text = chat(server, messages=user(QUESTION))["message"]["content"]
     stop = text[5:8]
@@ -163,6 +171,7 @@ def test_a_stop_string_is_named(server: At, client: Any) -> None:
     assert made.content[0].text == text[: text.index(stop)]
 
 
+@pytest.mark.medium
 def test_an_empty_text_is_a_block_whole_and_streamed(server: At, client: Any) -> None:
     first = chat(server, messages=user(QUESTION))["message"]["content"][0]
     asked: dict[str, Any] = {"messages": user(QUESTION), "stop_sequences": [first], **ASKED}

@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[At]:
         yield at
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("model", ["file.gguf", "folder"])
 def test_tools_go_through_the_template_that_is_for_them(server: At, model: str) -> None:
     def written(**more: Any) -> str:

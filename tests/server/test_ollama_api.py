@@ -33,6 +33,7 @@ def chat(server: At, **body: Any) -> Any:
     return found["choices"][0]["message"]["content"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["chat", "chat:latest"])
 def test_a_greedy_chat_is_that_of_openais_api(server: At, client: ollama.Client, name: str) -> None:
     made = client.chat(model=name, messages=user(QUESTION), options=OPTIONS)
@@ -68,6 +69,7 @@ def test_answers_follow_a_format(client: ollama.Client) -> None:
             assert isinstance(json.loads(made.message.content or ""), dict)
 
 
+@pytest.mark.medium
 def test_tools_are_shown_and_what_they_say_is_taken_back(client: ollama.Client) -> None:
     call = {"function": {"name": "count", "arguments": {"pens": 24}}}
     turns: Any = [
@@ -125,6 +127,7 @@ def test_llama_servers_own_routes(server: At) -> None:
     assert server.get("/v1/health").json() == {"status": "ok"}
 
 
+@pytest.mark.medium
 def test_openais_routes_are_there_without_v1_and_to_be_looked_at(server: At) -> None:
     import httpx
 
@@ -151,6 +154,7 @@ def test_an_option_that_cannot_be_is_named(server: At, path: str, options: dict[
     assert found.json()["error"].startswith(f"options.{next(iter(options))}")
 
 
+@pytest.mark.medium
 def test_no_limit_and_no_stop_string_may_be_said_as_in_ollama(server: At) -> None:
     asked = {"model": "chat", "messages": user("x"), "stream": False}
     said = [
@@ -161,6 +165,7 @@ def test_no_limit_and_no_stop_string_may_be_said_as_in_ollama(server: At) -> Non
     assert said == said[:1] * 3
 
 
+@pytest.mark.medium
 def test_a_list_of_models_loads_no_class_of_transformers(
     tmp_path: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +195,7 @@ def test_a_model_is_shown_by_its_older_name(server: At) -> None:
 BEGUN = [*user(QUESTION), {"role": "assistant", "content": "He has 4"}]
 
 
+@pytest.mark.medium
 def test_an_answer_at_the_end_goes_on(server: At, client: ollama.Client) -> None:
     options = OPTIONS | {"num_predict": 12}
     made = client.chat(model="chat", messages=BEGUN, options=options)
@@ -199,6 +205,7 @@ def test_an_answer_at_the_end_goes_on(server: At, client: ollama.Client) -> None
     assert "".join(each.message.content or "" for each in pieces) == made.message.content
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("said", ["", " \n"])
 def test_an_empty_answer_at_the_end_is_begun(server: At, client: ollama.Client, said: str) -> None:
     turns = [*user(QUESTION), {"role": "assistant", "content": said}]
@@ -206,6 +213,7 @@ def test_an_empty_answer_at_the_end_is_begun(server: At, client: ollama.Client, 
     assert made.message.content == chat(server, messages=user(QUESTION), max_tokens=12)
 
 
+@pytest.mark.medium
 def test_a_call_at_the_end_is_complete(server: At) -> None:
     call = {"function": {"name": "count", "arguments": {"pens": 24}}}
     turns = [*user(QUESTION), {"role": "assistant", "content": "He has 4", "tool_calls": [call]}]
@@ -219,6 +227,7 @@ def test_a_call_at_the_end_is_complete(server: At) -> None:
     )
 
 
+@pytest.mark.medium
 def test_a_raw_prompt_goes_on_with_an_answer(server: At, client: ollama.Client) -> None:
     prompt = server.post("/apply-template", {"messages": BEGUN, "continue_final_message": True}).json()["prompt"]
     options = OPTIONS | {"num_predict": 12}
@@ -236,6 +245,7 @@ def generate(server: At, **body: Any) -> Any:
     return answered.json()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_conversation_goes_on_after_its_context(server: At, stream: bool) -> None:
     last = server.post("/api/generate", {"model": "chat", "prompt": "Hi.", "stream": stream, "options": OPTIONS})
@@ -266,6 +276,7 @@ def test_a_context_that_cannot_be_is_named(server: At) -> None:
         assert refused.json()["error"].startswith(words)
 
 
+@pytest.mark.medium
 def test_a_raw_prompt_takes_what_needs_no_template(server: At) -> None:
     plainly = generate(server, raw=True)
     assert "context" not in plainly
@@ -296,6 +307,7 @@ def test_a_model_is_said_to_be_unloaded_where_that_is_asked_for(server: At, path
 # ---------------------------------------------------------------- log-probabilities, times, downloads
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("raw", [False, True])
 def test_log_probabilities_are_those_of_openais_api(server: At, client: ollama.Client, raw: bool) -> None:
     options = OPTIONS | {"num_predict": 6}
@@ -339,6 +351,7 @@ def test_log_probabilities_come_where_they_are_asked_for(
     assert refused.json()["error"].startswith("top_logprobs")
 
 
+@pytest.mark.medium
 def test_times_add_up(client: ollama.Client) -> None:
     for made in (
         client.chat(model="chat", messages=user("x"), options=OPTIONS),

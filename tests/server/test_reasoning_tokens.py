@@ -48,6 +48,7 @@ def expected(model: OmniDraft, name: str) -> int:
     return sum(begin < start + len(thought) and end > start for begin, end in places)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ANSWERS)
 def test_chats_count_them(thinking: At, model: OmniDraft, name: str) -> None:
     create: Any = thinking.client.chat.completions.create

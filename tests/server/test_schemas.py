@@ -550,6 +550,7 @@ HOUSE = {"type": "object", "properties": {"kind": {"$ref": "#/$defs/Kind"}}, "re
 HOUSE |= {"$defs": {"Kind": {"enum": ["flat", "hut"]}}}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("choice", ["required", "plant", "build"])
 def test_calls_follow_the_definitions_of_their_own_function(server: At, choice: str) -> None:
     tools = [

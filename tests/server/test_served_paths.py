@@ -25,6 +25,7 @@ def test_a_target_is_called_by_its_path_where_that_cannot_be_looked_at(
             load_all([name], None, Serving(), warn=pytest.fail, options={})
 
 
+@pytest.mark.medium
 def test_a_cache_in_the_home_of_nobody_is_a_folder_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

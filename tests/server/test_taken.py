@@ -281,6 +281,7 @@ def test_it_is_taken_and_what_has_no_effect_is_named(
 # ---------------------------------------------------------------- lengths and sampling
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "asked", [{"max_tokens": -1}, {"max_tokens": 8192}, {"max_tokens": 2**53}, {"n_predict": -1}, {}], ids=str
 )
@@ -296,6 +297,7 @@ def test_one_length_by_several_names(plain: At, asked: dict[str, Any]) -> None:
     assert found["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("asked", [{"temperature": 1e-6}, {"top_p": 0, "temperature": 2}, {"top_k": 1}], ids=str)
 def test_what_leaves_one_token_is_greedy(plain: At, asked: dict[str, Any]) -> None:
     greedy = plain.chat(temperature=0, max_tokens=8).json()["choices"][0]["message"]["content"]
@@ -318,6 +320,7 @@ READING = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{% endfor
 READING += "{{ reasoning_effort }}{{ colour }}{{ enable_thinking }}"
 
 
+@pytest.mark.medium
 def test_what_the_template_has_a_place_for_is_given_to_it(tmp_path: Path, model: OmniDraft) -> None:
     folder = with_tools(tmp_path / "reads")
     (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE + READING, encoding="utf-8")
@@ -336,6 +339,7 @@ ALTERNATING = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 %
 ALTERNATING += "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("tools", [[], [ADD]], ids=["without tools", "with tools"])
 def test_roles_that_the_template_refuses_are_the_users_words(tmp_path: Path, tools: list[dict[str, Any]]) -> None:
     """Calls and results that come back, too: the first turn, in which there are none, was taken."""
@@ -353,6 +357,7 @@ def test_roles_that_the_template_refuses_are_the_users_words(tmp_path: Path, too
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
 
 
+@pytest.mark.medium
 def test_no_effort_is_no_thinking(tmp_path: Path) -> None:
     folder = with_tools(tmp_path / "thinks")
     thinks = TOOL_TEMPLATE + "{% if enable_thinking is false %}<think></think>{% endif %}"
@@ -389,6 +394,7 @@ def test_reasoning_is_switched_where_the_template_calls_it_thinking(tmp_path: Pa
         assert not any("control" in line for line in lines)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
@@ -422,6 +428,7 @@ def functions(count: int, characters: int) -> list[dict[str, Any]]:
     return [{"type": "function", "function": each} for each in made]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_window_with_tools_is_answered_without_a_place_for_them(plain: At, stream: bool) -> None:
     tools = functions(36, 26_000)
@@ -432,6 +439,7 @@ def test_a_chat_window_with_tools_is_answered_without_a_place_for_them(plain: At
     assert plain.post(CHATS, body | {"stream": False, "temperature": 0}).json()["choices"] == bare
 
 
+@pytest.mark.medium
 def test_tools_without_a_place_are_told_of_in_words_beside_the_form_of_the_answer(plain: At) -> None:
     tools = [{"type": "function", "function": STRICT}]
     body = {"model": "zoo:target-b", "messages": user("x"), "tools": tools, "response_format": {"type": "json_object"}}
@@ -443,6 +451,7 @@ def test_tools_without_a_place_are_told_of_in_words_beside_the_form_of_the_answe
     assert answer.json()["usage"]["prompt_tokens"] > bare.json()["usage"]["prompt_tokens"] + 50
 
 
+@pytest.mark.medium
 def test_a_call_that_must_be_needs_a_place_for_its_tools(plain: At) -> None:
     """In the template, or in the context, for what is told of them in words."""
     body = {"model": "zoo:target-b", "messages": user("x"), "tools": functions(36, 26_000)}
@@ -454,6 +463,7 @@ def test_a_call_that_must_be_needs_a_place_for_its_tools(plain: At) -> None:
     assert plain.post(CHATS, body | {"tool_choice": one, "max_tokens": 8}).status_code == 200
 
 
+@pytest.mark.medium
 def test_the_client_reads_such_answers(plain: At) -> None:
     asked: dict[str, Any] = {**CHAT, "model": "zoo:target-b", "tools": functions(2, 500), "store": True}
     whole = plain.client.chat.completions.create(**asked)

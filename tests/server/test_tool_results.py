@@ -101,6 +101,7 @@ def prompt(server: At, model: str, path: str, body: dict[str, Any]) -> str:
     return line.removeprefix("prompt: ")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("path", "body"), ASKED)
 def test_ids_are_short_where_the_template_wants_them_so(server: At, path: str, body: dict[str, Any]) -> None:
     told = re.fullmatch(

@@ -111,6 +111,7 @@ def test_without_keys_all_that_give_no_name_are_one_user(chat: Path, monkeypatch
         assert served[0].memories.of(User()) is served[0].model.memory
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("drafter", [SMALL, None])
 def test_targets_share_a_users_memory_where_they_share_the_drafter(
     chat: Path, monkeypatch: pytest.MonkeyPatch, drafter: str | None

@@ -230,6 +230,7 @@ def flags_of(address: int) -> list[str]:
     return flags.split()
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no large pages")
 def test_large_pages_are_asked_for_as_far_as_memory_fills_them() -> None:
     count = 2 * systems.LARGE + 5

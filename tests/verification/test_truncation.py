@@ -90,6 +90,7 @@ def test_the_distribution_is_that_of_transformers(sampling: Sampling) -> None:
     assert made > left
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("temperature", [0.001, 0.01, 0.3, 1.0])
 def test_edges_beside_real_sums(temperature: float) -> None:
     """Top-p is aimed at the sums that a row really has: what is not left to transformers must be cut where they cut."""
@@ -108,6 +109,7 @@ def test_edges_beside_real_sums(temperature: float) -> None:
     assert made > 0 < left
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("temperature", [0.8, 1.0])
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.95])
 def test_equal_scores_at_the_edge_are_settled(top_p: float, temperature: float) -> None:

@@ -72,6 +72,7 @@ def test_a_draft_is_what_the_local_loop_proposes_after_the_same_tokens() -> None
         assert tuple(each.draft) == stream.rounds[0].proposals
 
 
+@pytest.mark.medium
 def test_rows_that_move_wait_or_are_preempted_are_known_by_their_tokens() -> None:
     plain, moved = asked(), asked()
     make().run(plain)
@@ -181,6 +182,7 @@ def test_the_first_step_of_a_batch_costs_what_every_other_does() -> None:
     assert batch.costs.steps.weights == pytest.approx([0.02, 0.02], rel=0.05)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("before", [0, 200])
 def test_rows_with_cheap_drafts_get_them(rows: int, before: int) -> None:
@@ -198,6 +200,7 @@ def test_rows_with_cheap_drafts_get_them(rows: int, before: int) -> None:
     assert sum(map(bool, drafts)) > 0.5 * len(drafts)
 
 
+@pytest.mark.medium
 def test_a_row_without_a_draft_stops_no_other() -> None:
     now = [0.0]
     drafting = Drafting(max_draft_length=LENGTH, reuse_answers="nothing")
