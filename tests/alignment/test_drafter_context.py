@@ -49,6 +49,7 @@ def excess(drafter: Language, text: Sequence[int]) -> float:
 # ---------------------------------------------------------------- the prompt
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("drafter", WHOLE)
 def test_prompts_are_what_the_drafter_itself_would_read(drafter: str) -> None:
     for target in TARGETS:
@@ -81,6 +82,7 @@ def test_a_context_begins_as_the_drafters_tokenizer_begins(drafter: str) -> None
             assert not {*contexts[0]} & own.special.keys()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("drafter", FAMILIES)
 def test_ends_stay_ends_and_markers_have_namesakes_or_none(drafter: str) -> None:
     own = small(drafter).vocab

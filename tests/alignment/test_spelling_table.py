@@ -345,6 +345,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(FILE, b"torn")]
 
 
+@pytest.mark.medium
 def test_a_folder_is_shared(tmp_path: Path) -> None:
     def race(which: int) -> None:
         for turn in range(60):

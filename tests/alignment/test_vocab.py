@@ -77,6 +77,7 @@ def test_a_family_is_the_same_in_every_process() -> None:
     assert other.strip() == str([made(name).tokenizer.backend_tokenizer.to_str() for name in OWN])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", KNOWING)
 @given(texts=st.lists(raw, max_size=3))
 @settings(max_examples=30)
@@ -89,6 +90,7 @@ def test_bytes_in_are_bytes_out(name: str, texts: list[bytes]) -> None:
         assert speller.spell_most(data) == ids
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", sorted(NO_BYTES))
 @given(data=raw)
 @settings(max_examples=40)

@@ -22,6 +22,8 @@ from support.learning import alone
 from support.models import CONTEXT
 from support.reads import watch
 
+pytestmark = pytest.mark.medium
+
 PROMPT = "hello world"
 COUNT = 24
 
@@ -40,7 +42,6 @@ def test_greedy_answers_are_those_of_transformers(model: OmniDraft) -> None:
     assert result.stats.proposed > 0
 
 
-@pytest.mark.medium
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("sentencepiece", [False, True])
 def test_text_is_what_the_tokenizer_decodes_after_the_prompt(target: Path, drafter: Path, sentencepiece: bool) -> None:
@@ -55,7 +56,6 @@ def test_text_is_what_the_tokenizer_decodes_after_the_prompt(target: Path, draft
         assert f"{known}{result.text}" == whole
 
 
-@pytest.mark.medium
 def test_a_stream_is_the_same_answer_in_pieces(steady: OmniDraft) -> None:
     options: dict[str, Any] = {"max_new_tokens": COUNT, "temperature": 0.9, "top_k": 50, "seed": 3}
     stream = steady.stream(PROMPT, **options)
@@ -67,14 +67,12 @@ def test_a_stream_is_the_same_answer_in_pieces(steady: OmniDraft) -> None:
     assert (again.text, again.token_ids) == (stream.result.text, stream.result.token_ids)
 
 
-@pytest.mark.medium
 def test_seeds_decide_every_draw(steady: OmniDraft) -> None:
     asked: dict[str, Any] = {"max_new_tokens": COUNT, "temperature": 1.0}
     answers = [steady.generate(PROMPT, **asked, seed=seed).token_ids for seed in (1, 2, 1)]
     assert answers[0] == answers[2] != answers[1]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("plain", [{"drafter": None, "draft_length": 0}, {"draft_length": 0}])
 def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, plain: dict[str, Any]) -> None:
     own, prompt = omnidraft.load(target, **plain, warn=pytest.fail), "hello hello hello hello"  # to be copied from
@@ -83,7 +81,6 @@ def test_plain_decoding_is_the_same_loop(model: OmniDraft, target: Path, plain: 
     assert (own.drafter, result.stats.proposed, result.stats.block_efficiency) == (None, 0, 1.0)
 
 
-@pytest.mark.medium
 def test_text_ends_where_the_generation_config_says(model: OmniDraft, target: Path, tmp_path: Path) -> None:
     tokens = model.generate(PROMPT, max_new_tokens=COUNT).token_ids
     eos = next(token for place, token in enumerate(tokens) if place > 8 and token not in tokens[:place])
@@ -98,7 +95,6 @@ def test_text_ends_where_the_generation_config_says(model: OmniDraft, target: Pa
     assert result.token_ids == alone(ending, PROMPT, COUNT)
 
 
-@pytest.mark.medium
 def test_text_ends_where_the_context_is_full(model: OmniDraft) -> None:
     prompt = model.encode(PROMPT) * (CONTEXT // 3)
     result = model.generate(prompt[: CONTEXT - 3], max_new_tokens=COUNT)
@@ -108,7 +104,6 @@ def test_text_ends_where_the_context_is_full(model: OmniDraft) -> None:
 # ------------------------------------------------------------ interruptions
 
 
-@pytest.mark.medium
 def test_an_interrupted_stream_keeps_its_text(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = model.generate(PROMPT, max_new_tokens=COUNT)
     calls = 0

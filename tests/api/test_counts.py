@@ -108,6 +108,7 @@ def test_nothing_is_counted_unless_asked_for_and_exact(target: Path, drafter: Pa
     assert model.memory is None
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("even")
 @pytest.mark.parametrize("length", ["goodput", "head", 3])
 def test_without_a_drafter_counts_draft_under_any_policy(target: Path, length: int | str) -> None:
@@ -132,6 +133,7 @@ def test_an_earlier_answer_is_drafted_from_where_it_is_remembered(target: Path, 
         assert accepted["request"] < COUNT // 4
 
 
+@pytest.mark.medium
 def test_an_answer_that_is_not_read_to_its_end_is_not_remembered(target: Path) -> None:
     model = omnidraft.load(target, None, draft_length=4)
     with model.stream(PROMPT, max_new_tokens=COUNT) as stream:
@@ -269,6 +271,7 @@ def test_no_answer_is_in_a_profile_unasked(target: Path, drafter: Path, capsys: 
 # ---------------------------------------------------------------- what is refused
 
 
+@pytest.mark.medium
 def test_a_length_beyond_the_context_takes_no_memory(target: Path) -> None:
     """An index is as large as what can be emitted, not as what was asked for."""
     model = omnidraft.load(target, None, dtype="float32")
@@ -276,6 +279,7 @@ def test_a_length_beyond_the_context_takes_no_memory(target: Path) -> None:
     assert model.generate("hello world", max_new_tokens=10**30).finish_reason in ("context", "eos")
 
 
+@pytest.mark.medium
 def test_a_lane_keeps_no_index_after_an_answer(target: Path) -> None:
     lane = omnidraft.load(target, None, dtype="float32", draft_length=4).lanes(1)[0]
     for _ in range(2):

@@ -58,6 +58,7 @@ def pieces(kind: str, prompt: Sequence[int], answer: Sequence[int], cuts: Sequen
     return [*found, text.end()]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=50)
 @given(before=TEXTS, after=TEXTS, cuts=st.lists(st.integers(0, 99)))

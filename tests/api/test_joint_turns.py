@@ -148,6 +148,7 @@ def lanes_of(model: OmniDraft, *prompts: str, **options: Any) -> tuple[list[Lane
     return lanes, [lane.stream(prompt, max_new_tokens=COUNT, **options) for lane, prompt in pairs]
 
 
+@pytest.mark.medium
 def test_no_answer_waits_for_the_prompt_of_another(parted: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each turn it has a round, and no more of prompts is read beside it than one part."""
     expected = [parted.generate(prompt, max_new_tokens=COUNT) for prompt in (PROMPTS[0], LONG, LONG[5:])]
@@ -314,6 +315,7 @@ def _fail(now: bool) -> None:
         raise MemoryError
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("how", ["the pass", "logits", "ids", "commit"])
 def test_a_request_that_fails_is_alone_with_it(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     expected = [exact.generate(prompt, max_new_tokens=COUNT) for prompt in PROMPTS[:3]]
@@ -335,6 +337,7 @@ def test_a_request_that_fails_is_alone_with_it(exact: OmniDraft, monkeypatch: py
     assert again.result.token_ids == expected[1].token_ids
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("step", ["feed", "end"])
 def test_a_failure_to_write_the_text_is_one_request_s_own(
     exact: OmniDraft, monkeypatch: pytest.MonkeyPatch, step: str
@@ -356,6 +359,7 @@ def test_a_failure_to_write_the_text_is_one_request_s_own(
     assert lanes[1].nbytes == 0, "nothing stays of it"
 
 
+@pytest.mark.medium
 def test_a_pass_that_fails_once_is_made_again_one_by_one(exact: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [exact.generate(prompt, max_new_tokens=COUNT) for prompt in PROMPTS[:3]]
     _, streams = lanes_of(exact, *PROMPTS[:3])

@@ -330,6 +330,7 @@ def test_the_measurements_of_lanes_are_kept(target: Path, drafter: Path) -> None
 # ------------------------------------------------------------ log-probabilities
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options",
     [{}, {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.3}, {"temperature": 0.01, "logits_processor": True}],
@@ -356,6 +357,7 @@ def test_logprobs_are_those_of_the_target(twin: OmniDraft, target: Path, plain: 
             assert torch.allclose(torch.tensor(values), wanted, atol=1e-4)
 
 
+@pytest.mark.medium
 def test_logprobs_are_only_told_where_asked_for(twin: OmniDraft) -> None:
     lane = twin.lanes(1)[0]
     for asked in (None, 0):

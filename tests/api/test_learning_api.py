@@ -129,6 +129,7 @@ def test_a_complete_answer_that_is_closed_teaches(target: Path, drafter: Path) -
         assert model.learned["answers"] == 1
 
 
+@pytest.mark.medium
 def test_nothing_said_is_nothing_saved(target: Path, drafter: Path, home: Path) -> None:
     omnidraft.load(target, drafter, adapt="inline", warn=pytest.fail).close()
     assert saved(home) == []
@@ -299,6 +300,7 @@ def test_a_profile_of_the_store_that_is_refused_is_set_aside(
     omnidraft.load(target, drafter, warn=pytest.fail).close()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adapt", ["off", "inline"])
 def test_what_is_no_profile_is_refused_by_its_path_and_left_alone(
     target: Path, drafter: Path, tmp_path: Path, adapt: str
@@ -376,6 +378,7 @@ def test_an_earlier_model_that_cannot_end_does_not_end_the_load(
     assert "RuntimeError: no memory" in said[1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["x" * 300, "~nosuchuser/x", "a\0b"])
 def test_a_profile_that_can_be_no_file_is_one_line(target: Path, drafter: Path, name: str) -> None:
     for adapt in ("off", "inline"):

@@ -21,6 +21,8 @@ from support.models import random_model, save_model
 from support.small_tokenizers import byte_level, sentencepiece
 from support.table_models import make_world
 
+pytestmark = pytest.mark.medium
+
 
 def few_bits(folder: Path) -> Path:
     """A model whose weights lose bits, or all of them, in fp16 and in bf16."""
@@ -32,7 +34,6 @@ def few_bits(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_profile_is_found_again_in_another_precision(tmp_path: Path, home: Path, dtype: str) -> None:
     target = few_bits(save_model(tmp_path / "target", byte_level(), seed=1))
@@ -61,7 +62,6 @@ def test_a_profile_of_gguf_files_is_found_again_in_another_precision(tmp_path: P
     assert isinstance(learned[1].drafter.lm, TransformersModel)
 
 
-@pytest.mark.medium
 def test_learning_that_fails_costs_no_reply(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     options = FAST | {"update_every": 1, "profile": None}

@@ -140,6 +140,7 @@ def test_a_model_in_memory_is_refused_in_a_line(model: OmniDraft, target: Path) 
         assert len(str(error.value)) < 150
 
 
+@pytest.mark.medium
 def test_a_drafter_of_nan_is_blamed_itself(target: Path, drafter: Path) -> None:
     model = load_with(target, drafter, profile=None, draft_length=4, drafter_backend="transformers")
     assert model.drafter is not None

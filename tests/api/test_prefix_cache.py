@@ -83,6 +83,7 @@ def test_a_lane_reads_only_what_no_other_has_read(model: OmniDraft, monkeypatch:
     assert second.nbytes == first.nbytes == 0, "lanes hold nothing between requests"
 
 
+@pytest.mark.medium
 def test_a_drafter_reads_only_what_no_other_has_read(model: OmniDraft) -> None:
     first, second = model.lanes(2, PrefixCache(ROOM))
     ids = prompt(1, 2 * BLOCK + 100)
@@ -142,6 +143,7 @@ def test_a_prompt_that_is_left_keeps_what_was_read(model: OmniDraft) -> None:
     assert again.result.token_ids == fresh(model, ids)
 
 
+@pytest.mark.medium
 def test_the_log_probabilities_of_a_prompt_read_all_of_it(model: OmniDraft) -> None:
     (lane,) = model.lanes(1, PrefixCache(ROOM))
     ids = prompt(5, BLOCK + 40)
@@ -151,6 +153,7 @@ def test_the_log_probabilities_of_a_prompt_read_all_of_it(model: OmniDraft) -> N
     assert len(scored.prompt_logprobs) == len(ids) - 1
 
 
+@pytest.mark.medium
 def test_a_failed_round_leaves_nothing_of_its_own(model: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = PrefixCache(ROOM)
     (lane,) = model.lanes(1, kept)
@@ -168,6 +171,7 @@ def test_a_failed_round_leaves_nothing_of_its_own(model: OmniDraft, monkeypatch:
     assert asked(lane, ids).result.token_ids == fresh(model, ids)
 
 
+@pytest.mark.medium
 def test_an_error_after_an_answer_leaves_the_models_to_others(
     model: OmniDraft, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from omnidraft.errors import PromptError
 from omnidraft.text.prompting import encode
 from support.models import refused
 
+pytestmark = pytest.mark.medium
+
 PROMPT = "hello world"
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -34,7 +36,6 @@ def chatting(model: OmniDraft) -> OmniDraft:
     return model
 
 
-@pytest.mark.medium
 def test_messages_are_written_in_the_template_with_one_first_token(chatting: OmniDraft) -> None:
     tokenizer = chatting.target.tokenizer
     ids = chatting.encode([USER])
@@ -49,7 +50,6 @@ def test_messages_are_written_in_the_template_with_one_first_token(chatting: Omn
     assert answer.token_ids == chatting.generate(told, max_new_tokens=5).token_ids
 
 
-@pytest.mark.medium
 def test_a_text_that_writes_the_first_token_has_it_once(model: OmniDraft) -> None:
     tokenizer = model.target.tokenizer
     once = model.encode(PROMPT)
@@ -59,7 +59,6 @@ def test_a_text_that_writes_the_first_token_has_it_once(model: OmniDraft) -> Non
     assert written == tokenizer(tokenizer.bos_token + PROMPT, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", [None, "pt", "np"])
 def test_what_a_tokenizer_returns_is_a_prompt(chatting: OmniDraft, kind: str | None) -> None:
     tokenizer = chatting.target.tokenizer
@@ -70,7 +69,6 @@ def test_what_a_tokenizer_returns_is_a_prompt(chatting: OmniDraft, kind: str | N
     assert chatting.encode(chat) == chatting.encode([USER])
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("prompt", "template", "words"),
     [
@@ -94,7 +92,6 @@ DEAF = """\
 {% endif %}{% endfor %}"""
 
 
-@pytest.mark.medium
 def test_a_message_that_a_template_leaves_out(chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chatting.target.tokenizer, "chat_template", DEAF)
     system, tool = {"role": "system", "content": "Be short."}, {"role": "tool", "content": '{"a": "é"}'}
@@ -127,7 +124,6 @@ def test_tools_that_no_template_reads(chatting: OmniDraft, monkeypatch: pytest.M
         chatting.encode([USER], {"tools": TOOLS})
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("template", [TEMPLATE, DEAF])
 def test_a_conversation_whose_system_message_has_no_place_begins_with_its_text(
     template: str, chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch
@@ -147,7 +143,6 @@ def test_a_conversation_whose_system_message_has_no_place_begins_with_its_text(
     assert talk.messages == [system, USER, answer], "as it was asked for"
 
 
-@pytest.mark.medium
 def test_a_conversation_that_no_order_of_roles_mends_is_refused_in_the_words_of_the_template(
     chatting: OmniDraft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +152,6 @@ def test_a_conversation_that_no_order_of_roles_mends_is_refused_in_the_words_of_
         [*Conversation(chatting, "Be short.", max_new_tokens=4).ask("hello")]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["text", "messages", "ids"])
 def test_a_token_that_the_model_has_no_row_for(chatting: OmniDraft, kind: str) -> None:
     chatting.target.tokenizer.add_tokens(["<more>"])

@@ -58,6 +58,7 @@ def test_a_text_ends_before_a_stop_string(
     assert kept == (len(text) if count is None else count)
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(
     text=st.text("ab", max_size=12),

@@ -95,6 +95,7 @@ def test_the_drafters_reading_is_stopped_too(model: OmniDraft, monkeypatch: pyte
     assert again.result.token_ids == expected
 
 
+@pytest.mark.medium
 def test_a_stream_closed_by_another_thread_reads_no_further(
     model: OmniDraft, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_stream_closed_by_another_thread_reads_no_further(
     assert parts == [PART] * 3
 
 
+@pytest.mark.medium
 def test_an_interrupt_leaves_the_models_usable(
     model: OmniDraft, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_an_interrupt_leaves_the_models_usable(
     assert model.generate(PROMPT, max_new_tokens=12).token_ids == expected
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("count", "expected"),
     [(5, [(5, 1)]), (8, [(8, 1)]), (9, [(8, 0), (1, 1)]), (16, [(8, 0), (8, 1)]), (20, [(8, 0), (8, 0), (4, 1)])],

@@ -114,6 +114,7 @@ def test_a_logits_processor_decides_what_may_be_said(model: OmniDraft) -> None:
         assert answer.token_ids == (allowed,) * 8
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.3}])
 def test_a_logits_processor_may_write_into_its_scores(
     steady: OmniDraft, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -148,6 +148,7 @@ def test_a_prompt_that_nobody_waits_for_can_be_cancelled_soon(
         assert seconds <= CHUNK_S * 1.001 or count == FIRST
 
 
+@pytest.mark.medium
 def test_costs_are_measured_beside_prompts_that_never_end(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(target, None, "int8", draft_length="goodput")
     Clock(monkeypatch, by_length)

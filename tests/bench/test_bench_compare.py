@@ -195,6 +195,7 @@ def test_mistakes_are_one_line(
     assert message in one_error(capsys, *command, *more)
 
 
+@pytest.mark.medium
 def test_a_folder_that_cannot_be_written_to(command: list[str], task: Path, capsys: Captured) -> None:
     assert "give --out another place" in one_error(capsys, *command, "--out", task)
 

@@ -118,6 +118,7 @@ def test_the_command_line_names_no_folder_of_this_machine(tmp_path: Path, monkey
     assert shlex.split(setting.command(given)) == ["CC=gcc -mno-avx512f", *kept]
 
 
+@pytest.mark.medium
 def test_the_commit_is_that_of_a_checkout(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b.c")

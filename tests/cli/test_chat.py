@@ -157,6 +157,7 @@ BAD = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_done_ends_a_script(name: str, chat: Chat, tmp_path: Path, capsys: Captured) -> None:
     lines, words = BAD[name]
@@ -181,6 +182,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(chat: Chat, capsys: Capt
     assert out.strip(), "what is before another line is of the message"
 
 
+@pytest.mark.medium
 def test_a_path_is_no_command(chat: Chat, capsys: Captured) -> None:
     assert chat("/hello/world what\n") == 0
     assert capsys.readouterr().out.strip()
@@ -274,6 +276,7 @@ class Screen(io.TextIOWrapper):
         return True
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", [Screen, io.TextIOWrapper])
 def test_a_terminal_obeys_no_answer(kind: type[io.TextIOWrapper], chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = iter(["one\n\t", "\x1b[2J\x9b2J\rtwo"])

@@ -58,6 +58,7 @@ def test_the_answer_is_on_stdout_and_the_rest_on_stderr(target: Path, drafter: P
     assert "drafter drafter in Q5_1 on cpu (" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_each_piece_is_written_as_it_comes(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To a file or pipe, too, where Python would keep kilobytes back."""
     out = io.BytesIO()
@@ -75,6 +76,7 @@ def test_each_piece_is_written_as_it_comes(target: Path, monkeypatch: pytest.Mon
     assert written == sorted(set(written))
 
 
+@pytest.mark.medium
 def test_a_terminal_is_told_what_is_loaded(
     target: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
 ) -> None:
@@ -393,6 +395,7 @@ def test_ctrl_c_or_nan_while_loading(
     assert capsys.readouterr().err == f"omnidraft: {said}\n"
 
 
+@pytest.mark.medium
 def test_a_reader_that_is_gone(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.close(read)

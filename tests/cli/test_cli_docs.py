@@ -17,6 +17,7 @@ def page() -> ModuleType:
     return tool("write_cli_docs")
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="argparse words help differently in other versions")
 def test_the_page_is_what_the_commands_say(page: ModuleType) -> None:
     assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python tools/write_cli_docs.py"

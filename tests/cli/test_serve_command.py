@@ -84,6 +84,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert one_error(capsys, *TARGET) == f"omnidraft: error: {message}"
 
 
+@pytest.mark.medium
 def test_a_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

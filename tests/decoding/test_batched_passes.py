@@ -51,6 +51,7 @@ def drafting(drafter: Drafter, place: int, draw: Sampler) -> Passes[tuple[list[i
     return tokens, [vector.tolist() for vector in vectors]
 
 
+@pytest.mark.medium
 @BOTH
 def test_drafts_made_together_are_those_of_each_alone(make: Make) -> None:
     ours, theirs = drafters(make), drafters(make)
@@ -140,6 +141,7 @@ def test_an_end_of_a_model_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None
         run(asking())
 
 
+@pytest.mark.medium
 def test_after_a_failed_pass_drafts_are_those_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = drafters(), drafters()
     for drafter, prompt in zip([*ours, *theirs], [*PROMPTS, *PROMPTS], strict=True):

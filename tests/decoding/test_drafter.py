@@ -77,6 +77,7 @@ def test_a_change_before_the_window_begins_it_anew() -> None:
         assert torch.allclose(found, torch.softmax(fresh.forward(window, 1)[-1], -1), atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_text_that_goes_on_from_the_last_one_is_read_from_there() -> None:
     lm = random_model("llama", 64, seed=1)
     drafter, fresh = Drafter(lm), lm.new_sequence()
@@ -374,6 +375,7 @@ def steps(context: int | None, places: str, rounds: int = 8) -> tuple[list[list[
     return found, passes, counted
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("context", [None, 24])
 @pytest.mark.parametrize("places", ["+-", "++-", "-++++", "+++++++++-"])
 def test_what_the_network_missed_is_read_in_one_pass_bit_for_bit(context: int | None, places: str) -> None:

@@ -20,6 +20,7 @@ from support.table_models import PROMPT, make_world
 SAMPLED = Sampling(temperature=1.0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", ["exact", "intersection", "paper"])
 @pytest.mark.parametrize("shape", ["full", "nested", "long nested"])
 def test_what_is_cut_off_a_round_leaves_no_trace(shape: str, mode: str) -> None:

@@ -25,6 +25,8 @@ from support.lanes import generate, lane, sampler, tokens, written
 from support.models import Constant, Knowing
 from support.rounds import begun, verified
 
+pytestmark = pytest.mark.medium
+
 PROMPT = [40, 50, 60, 70]
 COUNT = 40
 OFTEN = ("qwen3_5_text", "lfm2", "granitemoehybrid", "falcon_h1", "mamba2", "qwen3_moe", "gpt_oss")
@@ -71,7 +73,6 @@ def test_greedy_text_is_that_of_generate(kind: str) -> None:
     assert accepted > 5
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid", "lfm2"])
 def test_an_answer_is_drafted_from_one_before_without_a_drafter(kind: str) -> None:
     target, memory = target_of(kind), AnswerMemory()
@@ -85,7 +86,6 @@ def test_an_answer_is_drafted_from_one_before_without_a_drafter(kind: str) -> No
         assert bool(turn) <= (sum(record.counts.accepted for record in records) > COUNT // 2)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ONE_BY_ONE)
 def test_a_model_that_reads_one_by_one_has_no_drafts_and_says_why(kind: str) -> None:
     target = target_of(kind)
@@ -95,7 +95,6 @@ def test_a_model_that_reads_one_by_one_has_no_drafts_and_says_why(kind: str) -> 
     assert {(record.no_draft_reason, record.draft) for record in records} == {(REASON, ())}
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "falcon_h1", "jamba"])
 def test_what_is_kept_of_the_request_before_changes_no_text(kind: str) -> None:
     """A chat that goes on, the same prompt again, one that parts early, and one that shares nothing."""
@@ -115,7 +114,6 @@ def test_what_is_kept_of_the_request_before_changes_no_text(kind: str) -> None:
     assert held[-1] == 0
 
 
-@pytest.mark.medium
 def test_a_text_to_read_again_that_grows_is_read_alone() -> None:
     target = target_of("qwen3_5_text")
     expected = generate(target, PROMPT, 120)
@@ -130,7 +128,6 @@ def test_a_text_to_read_again_that_grows_is_read_alone() -> None:
     assert all(record.counts.again == 0 for record in after)
 
 
-@pytest.mark.medium
 def test_a_long_prompt_is_read_before_anything_is_drafted() -> None:
     """Else a rejection would have it read again."""
     target = target_of("qwen3_5_text")

@@ -25,6 +25,8 @@ from support.enumeration import FAR, SAMPLED, enumerate_draws
 from support.learning import example_of, make_trainer, same, small_drafter
 from support.table_models import ACTIVE, PROMPT, SHAPES, World, frozen_cache, make_world
 
+pytestmark = pytest.mark.medium
+
 NEVER = Sampling()
 
 
@@ -69,7 +71,6 @@ def spelled(world: World, cache: NgramCache) -> Iterator[tuple[int, list[int]]]:
             yield token, world.table.spelling(token).tolist()
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("shape", [name for name in SHAPES if not name.startswith("long")])
@@ -132,7 +133,6 @@ def head_trainer() -> HeadTrainer:
     return HeadTrainer(8, 1.0, torch.device("cpu"))
 
 
-@pytest.mark.medium
 def test_it_learns_the_labels() -> None:
     trainer = head_trainer()
     logits, teacher = some_logits(2), some_teacher()
@@ -166,7 +166,6 @@ def trained(train: str) -> Trainer:
     return trainer
 
 
-@pytest.mark.medium
 def test_the_head_changes_nothing_for_the_drafter() -> None:
     alone, none = parted(trained("drafter").state())
     assert none == {}
@@ -200,7 +199,6 @@ def test_without_an_output_layer_no_head_is_trained(monkeypatch: pytest.MonkeyPa
     assert parted(trainer.state())[1] == {}
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("train", ["joint", "drafter"])
 def test_it_continues_from_an_earlier_state(train: str) -> None:
     first, second = trained("joint").state(), make_trainer(train=train)

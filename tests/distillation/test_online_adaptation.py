@@ -36,6 +36,8 @@ from support.learning import answered
 from support.models import random_model
 from support.table_models import PROMPT, TableModel, World, make_world
 
+pytestmark = pytest.mark.medium
+
 LEARNING = Learning(update_every=2, learning_rate=3e-3, replay_steps=1)
 
 
@@ -157,7 +159,6 @@ class Setting:
         return InlineTrainer(Trainer(self.source.model, learning))
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize("mode", ["exact", "intersection", "paper"])
 def test_greedy_text_is_that_of_transformers_while_weights_change_on_every_round(kind: str, mode: str) -> None:
@@ -174,7 +175,6 @@ def test_greedy_text_is_that_of_transformers_while_weights_change_on_every_round
     ]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_after_a_change_drafts_are_those_of_the_new_weights_on_the_whole_text(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -203,7 +203,6 @@ def test_after_a_change_drafts_are_those_of_the_new_weights_on_the_whole_text(
     assert all(seen)
 
 
-@pytest.mark.medium
 def test_a_sampled_text_teaches_the_distributions_of_the_target_alone() -> None:
     setting = Setting()
     learner, prompt = Perturbing(setting.source), setting.prompts[1]
@@ -218,7 +217,6 @@ def test_a_sampled_text_teaches_the_distributions_of_the_target_alone() -> None:
         assert p.probs.sum() > 0.999
 
 
-@pytest.mark.medium
 def test_a_long_text_teaches_its_end_and_what_follows_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnidraft.distillation.teacher.LONGEST", 48)
     setting = Setting()

@@ -82,6 +82,7 @@ def taught_world(shape: str, seed: int) -> tuple[World, NgramCache]:
     return world, cache
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("shape", REACHABLE)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_drafter_that_drafts_by_r_is_never_refused(shape: str, seed: int) -> None:
@@ -209,6 +210,7 @@ def test_an_exact_example_taken_apart() -> None:
     assert world.vocab.eos == (5,)
 
 
+@pytest.mark.medium
 def test_every_distribution_of_an_example_sums_to_one() -> None:
     for shape in SHAPES:
         world = make_world(shape, 2)

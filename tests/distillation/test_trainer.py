@@ -111,6 +111,7 @@ def test_matrices_of_two_precisions_are_merged_in_fp32() -> None:
     assert same(merged({"one.weight": torch.ones(4, 3).half()}, state), {"one.weight": torch.full((4, 3), 5.0)})
 
 
+@pytest.mark.medium
 def test_a_large_matrix_is_kept_as_most_of_its_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora, "KEPT_RANK", 4)
     model = small_drafter()
@@ -174,6 +175,7 @@ def test_lora_is_refused_for_a_model_that_it_would_not_fit() -> None:
         trainable(model, Learning(adapter="lora"), seed=0)
 
 
+@pytest.mark.medium
 def test_an_update_learns_from_the_latest_answers_and_from_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "BATCH", 2)
     made = make_trainer(update_every=4, replay_steps=2)
@@ -188,6 +190,7 @@ def test_an_update_learns_from_the_latest_answers_and_from_earlier_ones(monkeypa
 # ---------------------------------------------------------------- guard rails
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fault", ["loss", "gradient"])
 def test_what_is_not_finite_leaves_everything_as_it_was(fault: str) -> None:
     model, factor = small_drafter(), [torch.inf if fault == "gradient" else 1.0]
@@ -230,6 +233,7 @@ def test_an_update_that_makes_held_out_answers_unlikelier_is_rolled_back(
     assert harmful(without), "without the guard it would stay"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_weights_that_do_worse_than_the_base_go_half_way_back_to_it(
     adapter: str, monkeypatch: pytest.MonkeyPatch
@@ -282,6 +286,7 @@ def test_a_learning_rate_that_does_harm_is_halved_until_it_does_not(monkeypatch:
     assert any(changed)
 
 
+@pytest.mark.medium
 def test_a_halved_rate_comes_back_where_updates_help(monkeypatch: pytest.MonkeyPatch) -> None:
     made, losses = (
         make_trainer(learning_rate=1e-3, train="drafter"),
@@ -357,6 +362,7 @@ def test_gradients_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert moved[1] < 0.05 * moved[0]
 
 
+@pytest.mark.medium
 def test_an_interrupted_update_is_as_if_it_had_not_begun() -> None:
     left = [8 + 4]  # eight passes compare four answers with the base
 
@@ -425,6 +431,7 @@ def test_a_copy_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.Mon
         make_trainer()
 
 
+@pytest.mark.medium
 def test_what_it_keeps_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     size = example_of(0).nbytes
     monkeypatch.setattr(replay_buffer, "REPLAY_BYTES", 6 * size)

@@ -84,6 +84,7 @@ def test_counts_are_trusted_where_a_step_would_not_add_what_it_costs() -> None:
         assert found == sorted(found), "from some chance on"
 
 
+@pytest.mark.medium
 def test_a_bad_network_is_asked_less() -> None:
     good, bad = measured(step=0.15, row=0.02), measured(step=0.15, row=0.02, rate=0.5)
     for policy in (good, bad):

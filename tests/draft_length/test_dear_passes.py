@@ -12,6 +12,8 @@ from draft_length.test_simple_policies import made
 from omnidraft.draft_length.goodput_policy import Goodput
 from omnidraft.draft_length.simple_policies import REREADS, Fixed
 
+pytestmark = pytest.mark.medium
+
 STEP = 0.1  # of the drafter, in plain steps of the target
 EXPERTS, CHOSEN = 8, 2
 
@@ -92,7 +94,6 @@ def test_no_fixed_length_is_much_faster(cost: Callable[[int], float], chance: fl
     assert loop.rounds(1500) > (0.91 if hybrid else 0.95) * best
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("cost", [of_rows, of_experts])
 def test_a_hybrid_with_a_hopeless_drafter_is_hardly_slower_than_alone(cost: Callable[[int], float]) -> None:
     loop = Loop(cost, 0.0, hybrid=True)
@@ -101,7 +102,6 @@ def test_a_hybrid_with_a_hopeless_drafter_is_hardly_slower_than_alone(cost: Call
     assert 0 < sum(loop.drafted) < 100
 
 
-@pytest.mark.medium
 def test_the_costs_of_a_mixture_are_learned_from_its_rounds() -> None:
     """More tokens touch more experts: a pass costs what it was seen to cost, whatever for."""
     loop = Loop(of_experts, 0.6, hybrid=False)
@@ -114,7 +114,6 @@ def test_the_costs_of_a_mixture_are_learned_from_its_rounds() -> None:
     assert sum(loop.drafted) < 0.7 * sum(dense.drafted)
 
 
-@pytest.mark.medium
 def test_what_is_read_again_counts_as_read() -> None:
     """A plain step is not taken for a dearer one by the tokens that are read with it."""
     loop = Loop(of_rows, 0.7, hybrid=True, longest=4)

@@ -224,6 +224,7 @@ def test_no_more_is_unread_than_the_drafter_would_read() -> None:
     assert policy._behind == 512  # noqa: SLF001
 
 
+@pytest.mark.medium
 def test_long_prompts_with_short_answers_are_left_to_the_target() -> None:
     """The drafter is good, but its prefill costs more than it could save; in a longer answer it is used."""
     scene = replace(SCENES["easy"], read=0.02)
@@ -236,6 +237,7 @@ def test_long_prompts_with_short_answers_are_left_to_the_target() -> None:
     assert sum(clock.drafted) > 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("first_prompt", [12, 200])
 def test_a_cheap_drafter_is_not_sent_through_a_prompt_for_a_few_tokens(first_prompt: int) -> None:
     """Its prefill of 4000 tokens takes eight plain steps, and an answer has six tokens."""

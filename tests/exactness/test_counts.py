@@ -39,6 +39,8 @@ from support.enumeration import (
 from support.rounds import begun, verified
 from support.table_models import Ids, frozen_cache, make_world, seeded
 
+pytestmark = pytest.mark.medium
+
 FAULT = 1e-3  # a fault that moves less than this could hide
 LEAST = {"always": 0.0, "sometimes": 0.5, "never": 2.0}  # chance from which on the counts are trusted
 # that of an odd seed ends with abba a abba b abba, that of an even one repeats what has neither aa nor bb, or once
@@ -304,7 +306,6 @@ FAULTY = [
 ]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trust, old, new = FAULTS[name]
@@ -318,7 +319,6 @@ def test_a_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert calls
 
 
-@pytest.mark.medium
 def test_a_proposal_of_the_counts_verified_as_if_drawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a drafter a refused token is replaced by the one that was compared, not by another draw."""
 

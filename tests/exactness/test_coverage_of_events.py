@@ -140,6 +140,7 @@ def test_every_event_occurs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts.keys() == EVENTS
 
 
+@pytest.mark.medium
 def test_the_records_count_what_the_walks_did() -> None:
     """Round's own counters, which statistics and learning read, against the drafts and what was emitted."""
     world = make_world("nested", 4)

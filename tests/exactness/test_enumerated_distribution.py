@@ -33,6 +33,8 @@ from support.enumeration import (
 )
 from support.table_models import ACTIVE, PROMPT, SHAPES, Ids, caches, frozen_cache, make_world, worlds
 
+pytestmark = pytest.mark.medium
+
 REJECTION = ("block", "token")
 # Modes and temperatures that claim exactness.  `intersection` with n-grams active is masked drafting.
 VARIANTS: dict[str, tuple[dict[str, object], Sampling]] = {
@@ -64,7 +66,6 @@ def assert_exact(cases: Iterator[Case]) -> None:
     assert deviation < EXACT, case
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("verification", VERIFICATIONS)
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -75,7 +76,6 @@ def test_the_first_tokens_have_the_targets_distribution(shape: str, active: str,
     )
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("tries", [0, 1, 2])
 @pytest.mark.parametrize("verification", REJECTION)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -154,7 +154,6 @@ def test_random_vocabularies(data: st.DataObject) -> None:
 # ---------------------------------------------------------------- what a round may depend on
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("shape", ["full", "nested", "long nested"])
 def test_a_draft_may_end_after_any_prefix(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop policy that decides before each draw, from what has been drafted, leaves the distribution alone."""
@@ -182,7 +181,6 @@ class Rolling:
         return torch.roll(scores, 1 + int(ids.sum()), dims=-1)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(("temperature", "penalty"), [(1.0, 1.0), (1.0, 1.8), (0.0, 1.0)])
 @pytest.mark.parametrize("shape", ["full", "long nested", "duplicate"])
 def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperature: float, penalty: float) -> None:
@@ -209,7 +207,6 @@ def test_processors_see_what_plain_decoding_would_show_them(shape: str, temperat
 # ---------------------------------------------------------------- whole runs
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("shape", ["nested", "tiny", "long nested"])
 def test_a_run_of_three_tokens_has_the_targets_distribution(shape: str, k: int) -> None:
@@ -219,7 +216,6 @@ def test_a_run_of_three_tokens_has_the_targets_distribution(shape: str, k: int) 
     assert distance(ours, first_tokens(plain_distribution(world), 3, world.vocab.eos)) < EXACT
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("shape", "k"),
     [
@@ -247,7 +243,6 @@ def test_a_round_that_goes_on_is_like_a_fresh_one(shape: str, k: int) -> None:
     assert max(abs(going_on[key] - fresh[key]) for key in fresh) < EXACT
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("room", [2, 3, 4, 5])
 @pytest.mark.parametrize("shape", ["full", "long nested"])
 def test_the_distribution_holds_where_the_drafter_reads_its_window_anew(shape: str, room: int) -> None:
@@ -256,7 +251,6 @@ def test_the_distribution_holds_where_the_drafter_reads_its_window_anew(shape: s
     assert deviation(world, world.lane(draft_length=2), 2) < EXACT
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("room", [2, 3])
 @pytest.mark.parametrize("shape", ["full", "long nested"])
 def test_the_distribution_holds_to_the_end_of_the_targets_context(shape: str, room: int) -> None:

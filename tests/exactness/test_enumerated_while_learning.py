@@ -21,6 +21,8 @@ from omnidraft.verification.sampling import GeneratorSampler, softmax
 from support.enumeration import EXACT, clone, distance, first_tokens, learning_distribution, plain_distribution
 from support.table_models import PROMPT, SHAPES, World, cache_of, make_world
 
+pytestmark = pytest.mark.medium
+
 LEARNING: dict[str, tuple[str, int | None, str]] = {
     "empty": ("empty", None, ""),
     "empty, one entry, lfu": ("empty", 1, "lfu"),
@@ -54,7 +56,6 @@ def assert_exact_while_learning(shape: str, learning: str, count: int, **draftin
     return sets
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("learning", LEARNING)
 @pytest.mark.parametrize("verification", VERIFICATIONS)
 def test_the_distribution_holds_while_ngrams_come_and_go(learning: str, verification: str) -> None:
@@ -92,7 +93,6 @@ MANY: dict[str, tuple[dict[str, object], Sampling]] = {
 }
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("way", MANY)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -> None:
@@ -131,7 +131,6 @@ def test_after_many_rounds_all_is_as_after_a_fresh_start(shape: str, way: str) -
         assert next(records, None) is None
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("room", [2, 3, 5, 8])
 @pytest.mark.parametrize("shape", ["nested", "full", "long nested"])
 def test_the_recorded_vectors_are_those_of_the_text(shape: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:

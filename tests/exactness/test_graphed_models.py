@@ -27,6 +27,8 @@ from support.lanes import Language, generate, lane, language, sampler, tokens
 from support.models import afresh, build
 from support.table_models import PROMPT, Ids, World, frozen_cache, make_world
 
+pytestmark = pytest.mark.medium
+
 TEXT = "Question: A baker has 3 trays with 12 rolls each and sells 20 of them. How many rolls are left?\nAnswer:"
 LATER = "Question: What is 2 plus 3?\nAnswer:"
 WAYS = (("exact", 4), ("exact", 16), ("intersection", 4), ("paper", 2))  # modes and lengths of drafts
@@ -156,7 +158,6 @@ def of_whole_runs(world: World, count: int) -> float:
     return distance(ours, first_tokens(plain(world), count, world.vocab.eos))
 
 
-@pytest.mark.medium
 @pytest.mark.usefixtures("_padded")
 @pytest.mark.parametrize("verification", ["block", "token", "seeded"])
 @pytest.mark.parametrize("length", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -173,7 +174,6 @@ def test_whole_runs_have_the_targets_distribution(shape: str, count: int) -> Non
     assert of_whole_runs(world_of(shape, 3, drafts=False), count) < CLOSE
 
 
-@pytest.mark.medium
 @pytest.mark.usefixtures("_padded")
 @pytest.mark.parametrize("before", [BUCKET - 2, BUCKET - 1, BUCKET])
 def test_the_distribution_holds_where_an_answer_outgrows_its_bucket(before: int) -> None:
@@ -213,7 +213,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.medium
 @pytest.mark.usefixtures("_padded")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:

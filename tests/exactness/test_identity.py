@@ -29,6 +29,8 @@ from support.models import Constant, Scripted, random_model
 from support.project_files import shared
 from support.remembering import Remembering
 
+pytestmark = pytest.mark.medium
+
 TEXT = "Question: A baker has 3 trays with 12 rolls each and sells 20 of them. How many rolls are left?\nAnswer:"
 NAMES = ("llama2", "llama3", "qwen2")
 WAYS = (("exact", 1), ("exact", 4), ("exact", 8), ("intersection", 4), ("paper", 4))  # modes and lengths of drafts
@@ -142,7 +144,6 @@ PAIRS = [
 ]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(("target_name", "drafter_name"), PAIRS)
 def test_trained_models(
     zoo: dict[str, tuple[PretrainedModel, Language]],
@@ -174,7 +175,6 @@ def test_trained_models(
         assert sum(r.counts.accepted for r in rounds) / sum(len(r.proposals) for r in rounds) > 0.95
 
 
-@pytest.mark.medium
 def test_fast_drafter_steps(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -194,7 +194,6 @@ def test_fast_drafter_steps(
     assert accepted > 0
 
 
-@pytest.mark.medium
 def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     """On 80 prompts, with a drafter and with counts alone: the bits of a row are the same in every pass."""
     needs_the_8_bit_step()
@@ -216,7 +215,6 @@ def test_8_bit_targets_say_what_they_say_undrafted(zoo: dict[str, tuple[Pretrain
     assert accepted > 200
 
 
-@pytest.mark.medium
 def test_repetition_penalty(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -228,7 +226,6 @@ def test_repetition_penalty(
     assert tokens(run(lane_, prompt, 64, repetition_penalty=1.3)) == expected
 
 
-@pytest.mark.medium
 def test_plain_decoding_through_the_same_loop(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -239,7 +236,6 @@ def test_plain_decoding_through_the_same_loop(
     assert all(len(record.emitted) == 1 for record in rounds)
 
 
-@pytest.mark.medium
 def test_the_drafter_slides_its_window(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -254,7 +250,6 @@ def test_the_drafter_slides_its_window(
     assert sum(r.counts.accepted for r in late) > 0, "the drafter must still be of use after its window moved"
 
 
-@pytest.mark.medium
 def test_the_target_s_context_ends_the_text(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]]
 ) -> None:
@@ -268,7 +263,6 @@ def test_the_target_s_context_ends_the_text(
     assert tokens(rounds) == greedy("target-a", 21)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_an_end_of_text_anywhere_in_a_round(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]], k: int
@@ -291,7 +285,6 @@ def _with_eos(language_: Language, eos: int) -> Vocab:
     return replace(language_.vocab, eos=(eos,), fingerprint=f"{language_.vocab.fingerprint} {eos}")
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
 def test_never_more_tokens_than_asked_for(
     zoo: dict[str, tuple[PretrainedModel, Language]], greedy: Callable[[str, int], list[int]], count: int
@@ -305,7 +298,6 @@ def test_never_more_tokens_than_asked_for(
     assert rounds[-1].finish == "length"
 
 
-@pytest.mark.medium
 def test_bfloat16_differs_only_at_ties(zoo: dict[str, tuple[PretrainedModel, Language]]) -> None:
     """In bf16 logits depend on the batch shape; tokens may differ only where the top two logits are close."""
     margin = 0.25  # bf16 has 8 bits: a logit near 16 is known to 1/16, and two of them are compared after 16 layers

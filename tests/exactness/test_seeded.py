@@ -29,6 +29,8 @@ from support.lanes import sampler
 from support.rounds import begun, verified
 from support.table_models import PROMPT, SHAPES, frozen_cache, make_world
 
+pytestmark = pytest.mark.medium
+
 SETTINGS = (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=3), Sampling(temperature=1.3, top_p=0.8))
 SEEDS, TOKENS = 10, 10
 TEXT = "hello world, the world was hello"
@@ -62,7 +64,6 @@ def differing(shape: str, seed: int = 0) -> tuple[int, int]:
     return wrong, accepted
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("shape", SHAPES)
 def test_drafts_and_memory_leave_the_text_alone(shape: str) -> None:
     wrong, accepted = differing(shape)
@@ -82,7 +83,6 @@ FAULTS: dict[str, Rewrite] = {
 }
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_changes_the_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Calls = []
@@ -91,7 +91,6 @@ def test_a_fault_changes_the_text(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert calls
 
 
-@pytest.mark.medium
 def test_numbers_that_drafts_use_up_change_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     verify = TrieDraft.verify
 
@@ -104,7 +103,6 @@ def test_numbers_that_drafts_use_up_change_the_text(monkeypatch: pytest.MonkeyPa
     assert sum(differing(shape)[0] for shape in ("full", "nested", "tiny")) > 0
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -143,7 +141,6 @@ def sampled(model: OmniDraft, seed: int, **options: Any) -> tuple[int, ...]:
     return model.generate(TEXT, max_new_tokens=40, seed=seed, temperature=0.8, top_p=0.95, **options).token_ids
 
 
-@pytest.mark.medium
 def test_a_seed_gives_one_text_with_and_without_drafts(load: Callable[..., OmniDraft]) -> None:
     plain = load(drafts=False, draft_length=0)
     expected = [sampled(plain, seed) for seed in range(6)]
@@ -166,7 +163,6 @@ def test_a_seed_gives_one_text_with_and_without_drafts(load: Callable[..., OmniD
         assert drafted > 0
 
 
-@pytest.mark.medium
 def test_requests_beside_leave_the_text_alone(load: Callable[..., OmniDraft]) -> None:
     plain = load(drafts=False, draft_length=0)
     expected = [sampled(plain, seed) for seed in range(4)]
@@ -180,7 +176,6 @@ def test_requests_beside_leave_the_text_alone(load: Callable[..., OmniDraft]) ->
     assert [stream.result.token_ids for stream in streams] == expected
 
 
-@pytest.mark.medium
 def test_a_stateful_processor_sees_the_texts_of_plain_decoding(load: Callable[..., OmniDraft]) -> None:
     shown: list[list[int]] = []
 

@@ -27,6 +27,8 @@ from support.table_models import Ids
 from support.texts import TEXTS
 from support.tokenizer_families import OWN, PARTIAL, WHOLE
 
+pytestmark = pytest.mark.medium
+
 KINDS = [*WHOLE, *PARTIAL, *OWN]
 APART = 4  # so far from a target's kind is its drafter's: each is both
 PROMPTS = {"English": "The river had", "Chinese": "河水"}
@@ -109,7 +111,6 @@ def distributions(name: str, script: str, **drafting: object) -> tuple[float, in
     return distance(found, first_tokens(next_token, COUNT, eos)), most
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("script", PROMPTS)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_distribution_is_the_target_s(name: str, script: str) -> None:
@@ -119,7 +120,6 @@ def test_the_distribution_is_the_target_s(name: str, script: str) -> None:
     assert accepted > 0
 
 
-@pytest.mark.medium
 def test_a_correction_from_the_whole_distribution_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (verify, residual):
         monkeypatch.setattr(module, "draw_from", lambda _cache, _residual, p, draw: draw(p))
@@ -155,7 +155,6 @@ def varied(language_: Language, prompt: list[int]) -> tuple[TransformersModel, l
     raise AssertionError("random models had no text worth comparing")
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("name", KINDS)
 def test_greedy_texts_are_those_of_transformers(name: str) -> None:
     language_, (_, prompt, _) = spoken(name), said(name)
@@ -185,7 +184,6 @@ def test_an_end_of_text_at_every_place_of_a_round(name: str) -> None:
     assert len(places) > 3
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("name", KINDS)
 def test_a_stop_string_at_every_place_of_a_text(name: str) -> None:
     language_, (target, prompt, text) = spoken(name), said(name)

@@ -35,6 +35,7 @@ def test_a_recorded_answer_holds_the_distributions_of_the_teacher(evaluation: Ev
     assert len(record(evaluation.model, ids, 6, Sampling(temperature=1.0), 1.0).teacher) == 6
 
 
+@pytest.mark.medium
 def test_prompts_that_leave_no_room_are_left_out(evaluation: Evaluation) -> None:
     evaluation.recipe = replace(evaluation.recipe, new_tokens=evaluation.model.target.lm.context)
     with pytest.raises(PromptError, match=r"leaves .* room for an answer"):

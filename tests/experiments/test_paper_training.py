@@ -59,6 +59,7 @@ def test_the_hybrid_loss_is_written_out() -> None:
     assert loss_of(logits).tolist() == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.medium
 def test_gradients_of_the_hybrid_loss() -> None:
     assert gradients_agree(loss_of)
 

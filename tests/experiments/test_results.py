@@ -111,6 +111,7 @@ class Small(Experiment):
         return "9" in results.of("rows")
 
 
+@pytest.mark.medium
 def test_the_runner_reads_options_goes_on_and_says_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +174,7 @@ def test_what_is_learned_from_is_not_what_is_tested(task: str, tasks: Path) -> N
         assert not set(learn) & set(tests)
 
 
+@pytest.mark.medium
 def test_the_tasks_have_the_sizes_of_the_paper() -> None:
     data = shared("data")
     assert [len(part) for part in parted.parts("code", data)] == [910, 228]

@@ -251,6 +251,7 @@ def test_a_page_has_sums_of_parts_and_ratios() -> None:
     assert "| m | json | 0 | memory | 9 | 9 | – | – | 18.0 |\n" in page
 
 
+@pytest.mark.medium
 def test_a_picture_for_light_and_dark_pages(tmp_path: Path) -> None:
     path = tmp_path / "streams.svg"
     assert picture(_results(12), path)

@@ -34,6 +34,8 @@ from omnidraft.verification.sampling import GeneratorSampler
 from support.generating import COUNT, OPTIONS, Ends, alone, helped, ids_of, load, new_tokens, tokenizer_of
 from support.models import save_model
 
+pytestmark = pytest.mark.medium
+
 # ---------------------------------------------------------------- greedy identity
 
 
@@ -73,7 +75,6 @@ def plain(model: PreTrainedModel) -> torch.Tensor:
     return ids
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_text_is_that_of_generate_alone(
     model: PreTrainedModel, twin: PreTrainedModel, drafter: Path, rounds: list[Round], name: str, plain: torch.Tensor
@@ -95,7 +96,6 @@ def test_greedy_text_is_that_of_generate_alone(
     assert any(record.counts.accepted < len(record.proposals) for record in rounds)
 
 
-@pytest.mark.medium
 def test_a_text_without_an_end(model: PreTrainedModel, twin: PreTrainedModel) -> None:
     """The drafter's end of text is a token like any other where `generate` knows none."""
     end = eos_within(model)
@@ -124,7 +124,6 @@ class Watch(LogitsProcessor):
         return scores
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("sampled", "ending", "mode"),
     [
@@ -161,7 +160,6 @@ def test_processors_see_each_prefix_once_in_order_and_none_that_does_not_stay(
     assert sum(record.counts.accepted for record in rounds) > 3
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("processed", [False, True])
 def test_a_criterion_ends_the_text_within_a_round(
     model: PreTrainedModel, twin: PreTrainedModel, rounds: list[Round], processed: bool
@@ -214,7 +212,6 @@ def test_nothing_is_processed_beyond_the_length_asked_for() -> None:
     assert [float(result[0, 0]) for result in results] == [-torch.inf, -torch.inf, 1.0, 1.0]
 
 
-@pytest.mark.medium
 def test_a_text_ends_where_the_context_does(tmp_path: Path, target: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = AutoTokenizer.from_pretrained(target).backend_tokenizer
     short = load(save_model(tmp_path / "short", tokenizer, seed=1, context=24))
@@ -228,7 +225,6 @@ def test_a_text_ends_where_the_context_does(tmp_path: Path, target: Path, caplog
 # ---------------------------------------------------------------- sampled texts
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("more", [{}, {"suppress_tokens": [3]}])
 def test_a_draft_is_as_warm_as_the_text(
     model: PreTrainedModel, twin: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
@@ -249,7 +245,6 @@ def test_a_draft_is_as_warm_as_the_text(
     assert seen == {0.9}
 
 
-@pytest.mark.medium
 def test_earlier_answers_are_counted_as_the_options_say(
     model: PreTrainedModel, drafter: Path, rounds: list[Round]
 ) -> None:
@@ -263,7 +258,6 @@ def test_earlier_answers_are_counted_as_the_options_say(
     assert accepted[1] > max(COUNT // 2, accepted[0], *accepted[2:]), "the second answer is drafted from the first"
 
 
-@pytest.mark.medium
 def test_torchs_seed_decides_every_draw(target: Path, twin: PreTrainedModel) -> None:
     def texts(seed: int) -> list[list[int]]:
         model = load(target)  # for which nothing was learned yet
@@ -284,7 +278,6 @@ def test_torchs_seed_decides_every_draw(target: Path, twin: PreTrainedModel) -> 
 # ---------------------------------------------------------------- what comes back
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("sampled", "more"),
     [(False, {"suppress_tokens": [3]}), (True, {}), (True, {"suppress_tokens": [3], "temperature": 0.5})],
@@ -371,7 +364,6 @@ def test_streamers_are_given_the_prompt_each_token_and_the_end(model: PreTrained
     assert ours.given == theirs.given
 
 
-@pytest.mark.medium
 def test_texts_of_several_threads_queue(model: PreTrainedModel, twin: PreTrainedModel) -> None:
     expected = helped(model, twin).tolist()
     found: list[Any] = []
@@ -397,7 +389,6 @@ def test_autocast_is_as_without_drafts(model: PreTrainedModel, twin: PreTrainedM
             assert helped(model, helper, max_new_tokens=4).shape == expected.shape
 
 
-@pytest.mark.medium
 def test_no_sampled_answer_is_drawn_with_the_numbers_of_one_that_it_is_drafted_from(
     model: PreTrainedModel, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,10 +20,11 @@ from omnidraft.hf.kept_drafters import ready_drafters
 from omnidraft.verification.round import Round
 from support.generating import COUNT, OPTIONS, PROMPT, alone, helped, ids_of, load, noisy
 
+pytestmark = pytest.mark.medium
+
 # ---------------------------------------------------------------- what is kept
 
 
-@pytest.mark.medium
 def test_a_drafter_is_attached_once(target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(target)
     assert torch.equal(helped(model, drafter, omnidraft_options={}), alone(model))
@@ -61,7 +62,6 @@ def test_what_is_kept_goes_with_the_model(target: Path, drafter: Path) -> None:
     assert [each() for each in (*models, *pairs)] == [None] * 5
 
 
-@pytest.mark.medium
 def test_a_model_that_changes_is_seen_as_it_is(target: Path, twin: PreTrainedModel) -> None:
     model: Any = load(target)
     before = helped(model, twin)
@@ -129,7 +129,6 @@ def test_a_drafter_that_learns_elsewhere_is_shared(
         assert adaptive.attached.drafter.model is not base
 
 
-@pytest.mark.medium
 def test_one_text_at_a_time(model: PreTrainedModel, target: Path, drafter: Path) -> None:
     shared = omnidraft.load(target, drafter, **OPTIONS)
     stream = shared.stream(PROMPT, max_new_tokens=COUNT)

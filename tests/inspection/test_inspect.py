@@ -141,6 +141,7 @@ def test_a_drafters_cache_is_its_window(drafter: Path, monkeypatch: pytest.Monke
     assert figures.context == 64
 
 
+@pytest.mark.medium
 def test_what_cannot_be_counted_is_unknown(target: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     model = TransformersModel(load_skeleton(str(target)))
     model.context = NO_LIMIT
@@ -363,6 +364,7 @@ def test_tokens_that_look_like_markup_are_shown_as_they_are(name: str, tmp_path:
     assert shown in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_hundreds_of_special_tokens_are_shortened(tmp_path: Path, capsys: Captured) -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([f"<|reserved_{i}|>" for i in range(300)])
@@ -380,6 +382,7 @@ def test_hundreds_of_special_tokens_are_shortened(tmp_path: Path, capsys: Captur
     assert len(as_json(capsys, target, "--drafter", drafter)["specials"]) == 303
 
 
+@pytest.mark.medium
 def test_the_first_token_is_the_one_that_the_drafters_tokenizer_begins_with(
     tmp_path: Path, capsys: Captured, drafter: Path
 ) -> None:

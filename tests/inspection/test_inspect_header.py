@@ -70,6 +70,7 @@ def test_a_header_that_is_cut_itself_is_damaged(tmp_path: Path, capsys: Captured
     assert "cannot read" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("empty", [False, True])
 def test_all_shards_that_are_there_are_one_model(tmp_path: Path, capsys: Captured, *, empty: bool) -> None:
     whole, _ = write_model(tmp_path / "m.gguf", "qwen2")

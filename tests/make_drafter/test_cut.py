@@ -19,6 +19,8 @@ from omnidraft.make_drafter.vocabulary import choose_tokens, count_tokens, cut_t
 from omnidraft.models.loading import LoadedModel, load_model
 from support.texts import QUESTIONS
 
+pytestmark = pytest.mark.medium
+
 TEXTS = [*QUESTIONS, "def mean(values):\n    return sum(values) / len(values)\n", "Grüße, 你好, 12345"]
 
 
@@ -43,7 +45,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return ids
 
 
-@pytest.mark.medium
 def test_every_text_can_still_be_written_and_comes_back(tokenizer: PreTrainedTokenizerBase) -> None:
     small = cut_tokenizer(tokenizer, choose_tokens(tokenizer, count_tokens(tokenizer, QUESTIONS), 600))
     assert len(small) == 600
@@ -62,7 +63,6 @@ def test_a_cut_token_is_written_with_kept_ones_and_all_others_as_before(tokenize
         assert [kept[i] for i in encode(small, text)] == encode(tokenizer, text)
 
 
-@pytest.mark.medium
 def test_used_tokens_stay_before_earlier_unused_ones(tokenizer: PreTrainedTokenizerBase) -> None:
     counts = count_tokens(tokenizer, TEXTS)
     kept = set(choose_tokens(tokenizer, counts, 1500))
@@ -72,7 +72,6 @@ def test_used_tokens_stay_before_earlier_unused_ones(tokenizer: PreTrainedTokeni
     assert sum(len(encode(chosen, text)) for text in TEXTS) < sum(len(encode(first, text)) for text in TEXTS)
 
 
-@pytest.mark.medium
 def test_the_uses_of_a_token_that_goes_count_for_its_parts(tokenizer: PreTrainedTokenizerBase) -> None:
     """Of two long tokens the used one is cut last, so that its parts outlive those of the other."""
     sizes = range(400, 2000, 400)
@@ -173,7 +172,6 @@ def test_a_new_drafter_begins_with_the_weights_of_a_trained_one(
     torch.testing.assert_close(larger.get_input_embeddings().weight.detach()[rest], expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.medium
 def test_a_drafter_of_other_layers_is_nothing_to_begin_with(
     tokenizer: PreTrainedTokenizerBase, model: Any, trained: tuple[Any, dict[str, int]]
 ) -> None:

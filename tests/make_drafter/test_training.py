@@ -22,6 +22,8 @@ from omnidraft.make_drafter.training import DrafterTrainer, Examples
 from omnidraft.make_drafter.vocabulary import choose_tokens, cut_tokenizer
 from omnidraft.models.loading import LoadedModel, load_model, load_tokenizer
 
+pytestmark = pytest.mark.medium
+
 SHAPE = DrafterShape(layers=(0, 1), vocab=500)
 SHORT = Training(tokens=4000, batch_tokens=300, learning_rate=0.003)
 
@@ -63,7 +65,6 @@ def write(teacher: LoadedModel, out: Path, first: int, count: int) -> None:
     shards.save(folder / f"shard-{first:05d}.npz", conversations(teacher, first, count))
 
 
-@pytest.mark.medium
 def test_with_one_vocabulary_the_drafter_is_taught_the_distributions_of_the_teacher(teacher: LoadedModel) -> None:
     tokenizer = teacher.tokenizer
     examples = Examples(tokenizer, tokenizer, teacher.lm.vocab_size, teacher.lm.eos)
@@ -80,7 +81,6 @@ def test_with_one_vocabulary_the_drafter_is_taught_the_distributions_of_the_teac
     assert sum(found.values()) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.medium
 def test_the_end_of_a_turn_is_the_drafters_own_and_markers_are_dropped(teacher: LoadedModel) -> None:
     trainer, examples = small(teacher)
     end = trainer.model.config.eos_token_id
@@ -89,7 +89,6 @@ def test_the_end_of_a_turn_is_the_drafters_own_and_markers_are_dropped(teacher: 
         assert example.ids[-1] == end
 
 
-@pytest.mark.medium
 def test_a_padded_batch_has_the_loss_of_its_examples_one_by_one(teacher: LoadedModel) -> None:
     trainer, examples = small(teacher)
     with torch.no_grad():
@@ -100,7 +99,6 @@ def test_a_padded_batch_has_the_loss_of_its_examples_one_by_one(teacher: LoadedM
     torch.testing.assert_close(together, torch.cat(alone), atol=0.05, rtol=0.02)  # products may be in bfloat16
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("able", [False, True])
 def test_products_are_in_bfloat16_where_the_device_has_it(
     teacher: LoadedModel, monkeypatch: pytest.MonkeyPatch, able: bool
@@ -112,7 +110,6 @@ def test_products_are_in_bfloat16_where_the_device_has_it(
     assert torch.equal(logits, logits.bfloat16().float()) == able
 
 
-@pytest.mark.medium
 def test_training_raises_the_acceptance_of_held_out_text(teacher: LoadedModel) -> None:
     trainer, examples = small(teacher)
     before = trainer.evaluate(examples[8:])
@@ -125,7 +122,6 @@ def test_training_raises_the_acceptance_of_held_out_text(teacher: LoadedModel) -
     assert after[1] > before[1] + 0.15
 
 
-@pytest.mark.medium
 def test_a_resumed_trainer_takes_the_steps_of_one_that_was_never_stopped(teacher: LoadedModel) -> None:
     whole, examples = small(teacher)
     halves = [examples[:4], examples[4:8]]
@@ -141,7 +137,6 @@ def test_a_resumed_trainer_takes_the_steps_of_one_that_was_never_stopped(teacher
         assert torch.equal(weight, second.model.state_dict()[name]), name
 
 
-@pytest.mark.medium
 def test_every_example_is_in_one_batch_of_a_pass(teacher: LoadedModel) -> None:
     _, examples = small(teacher)
     found = [example for batch in training.batches(examples, 100, np.random.default_rng(1)) for example in batch]
@@ -171,7 +166,6 @@ def test_a_drafter_is_made_stopped_and_finished(teacher: LoadedModel, tmp_path: 
         assert model.generate("What is 3 + 4?", max_new_tokens=12).text == drafted.text
 
 
-@pytest.mark.medium
 def test_another_shape_than_the_folder_holds_is_refused(teacher: LoadedModel, tmp_path: Path) -> None:
     write(teacher, tmp_path, 1, 4)
     make.train(teacher, [teacher], SHAPE, Training(tokens=1), tmp_path, lambda _: None)
@@ -180,7 +174,6 @@ def test_another_shape_than_the_folder_holds_is_refused(teacher: LoadedModel, tm
         make.train(teacher, [teacher], other, SHORT, tmp_path, lambda _: None)
 
 
-@pytest.mark.medium
 def test_training_takes_place_on_the_device_of_the_teacher(
     teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +200,6 @@ def test_text_that_is_all_held_out_is_said(teacher: LoadedModel, tmp_path: Path)
     assert not (tmp_path / "config.json").exists()  # more text will choose the vocabulary
 
 
-@pytest.mark.medium
 def test_text_without_anything_to_learn_is_said(
     teacher: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

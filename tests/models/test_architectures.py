@@ -22,6 +22,8 @@ from support.lanes import generate, lane, sampler, tokens
 from support.models import KINDS, MORE, Scripted, afresh, build, close
 from support.texts import TEXTS
 
+pytestmark = pytest.mark.medium
+
 # with tied heads these repeat what they read
 ECHOES = ("bloom", "falcon alibi", "gemma2", "gemma3_text", "gemma4_text", "xglm")
 OFTEN = (*KINDS, "deepseek_v3", "falcon alibi", "llama tied", "phi", "qwen3")
@@ -41,7 +43,6 @@ def said(model: TransformersModel) -> list[int]:
     return generate(model, PROMPT, COUNT)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", EVERY)
 def test_greedy_text_is_that_of_generate_beyond_any_window(kind: str) -> None:
     changes = {"tie_word_embeddings": False} if kind in ECHOES else {}
@@ -51,7 +52,6 @@ def test_greedy_text_is_that_of_generate_beyond_any_window(kind: str) -> None:
     agrees(target, expected)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", OFTEN)
 def test_drafts_are_drawn_from_what_a_fresh_pass_says(kind: str) -> None:
     """Through rejections, and through changes of the text where it is beyond ASCII."""
@@ -105,14 +105,12 @@ def rounded(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["llama", "phi"])
 def test_targets_whose_weights_are_rounded(kind: str) -> None:
     target = TransformersModel(rounded(sharpened(build(kind, vocab_size=TARGET.vocab.size, eos_token_id=None))))
     agrees(target, said(target))
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_drafters_whose_weights_are_rounded(kind: str) -> None:
     """A lean step reads the weights itself, so there is none for these."""

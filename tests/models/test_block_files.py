@@ -53,6 +53,7 @@ def test_a_later_run_finds_what_was_written(tmp_path: Path) -> None:
     files.close()
 
 
+@pytest.mark.medium
 def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
     written(tmp_path, 1)
     (path,) = tmp_path.glob("*.kv")

@@ -40,6 +40,7 @@ def test_a_block_is_a_copy_of_its_positions_alone() -> None:
     assert torch.allclose(other.forward([5, 6], 2), expected, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_what_a_sequence_holds_already_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = model()
     source, other = read(lm, IDS), lm.new_sequence()

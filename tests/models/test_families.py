@@ -346,6 +346,7 @@ def test_drafts_that_are_refused_at_any_place_leave_no_trace(name: str) -> None:
     assert torch.equal(text.forward([5, 6], 2), fresh.forward([5, 6], 2))
 
 
+@pytest.mark.medium
 @EVERY
 @pytest.mark.parametrize("size", ["10KB", "1GB"])
 def test_weights_are_read_from_safetensors(name: str, size: str, tmp_path: Path) -> None:
@@ -379,6 +380,7 @@ def file_of(path: Path, architecture: str) -> tuple[NativeSequence, Transformers
     return loaded.new_sequence(), HalfModel(model)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("architecture", NATIVE_FILES)
 def test_a_file_has_the_logits_of_the_model_that_it_was_made_of(architecture: str, tmp_path: Path) -> None:
     fast, source = file_of(tmp_path / "m.gguf", architecture)

@@ -37,6 +37,7 @@ def test_the_header_alone_gives_config_tokenizer_and_ends(file: Path, home: Path
     assert not home.exists()
 
 
+@pytest.mark.medium
 def test_a_file_computes_what_its_model_computes(file: Path, home: Path) -> None:
     loaded = load_model(file, "float32", "cpu")
     assert close(afresh(loaded.lm.model, [5, 6, 7]), afresh(small_model(), [5, 6, 7]))
@@ -45,6 +46,7 @@ def test_a_file_computes_what_its_model_computes(file: Path, home: Path) -> None
     assert {each.dtype for each in load_model(file, "bfloat16", "cpu").lm.tensors().values()} == {torch.bfloat16}
 
 
+@pytest.mark.medium
 def test_a_file_is_a_target(file: Path) -> None:
     with omnidraft.load(file, None, dtype="float32") as model:
         answer = model.generate([{"role": "user", "content": "hello"}], max_new_tokens=4)
@@ -52,6 +54,7 @@ def test_a_file_is_a_target(file: Path) -> None:
         assert set(model.vocab.eos) == {byte_level().token_to_id("<unk>"), byte_level().token_to_id("</s>")}
 
 
+@pytest.mark.medium
 def test_too_little_memory_is_refused_before_weights_are_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = 4 * small_model().num_parameters()
     memory = psutil.virtual_memory()._replace(available=needed - 1)

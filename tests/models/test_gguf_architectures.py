@@ -114,6 +114,7 @@ def check_light(path: Path, whole: Skeleton) -> None:
         assert torch.equal(one.new_sequence().forward(TEXT, 60), other.new_sequence().forward(TEXT, 60))
 
 
+@pytest.mark.medium
 @EVERY
 def test_a_tensor_that_is_missing_too_much_or_of_another_shape_is_named(architecture: str, tmp_path: Path) -> None:
     model, name = model_of(architecture), "blk.3.ffn_down.weight"
@@ -200,6 +201,7 @@ def test_harmless_keys_and_equal_sizes_by_layer_are_taken(architecture: str, tmp
     assert load_skeleton(path).config.num_hidden_layers == 4
 
 
+@pytest.mark.medium
 @EVERY
 def test_a_key_that_is_missing_is_named(architecture: str, tmp_path: Path) -> None:
     model = model_of(architecture)
@@ -209,6 +211,7 @@ def test_a_key_that_is_missing_is_named(architecture: str, tmp_path: Path) -> No
             load_skeleton(path)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "architecture", ["llama", "qwen2", "qwen3", "glm4", "hunyuan-dense", "starcoder2", "command-r"]
 )
@@ -245,6 +248,7 @@ def test_values_that_no_model_has_are_named(architecture: str, keys: dict[str, A
         load_skeleton(path)
 
 
+@pytest.mark.medium
 def test_keys_that_converters_write_for_a_whole_family_are_taken(tmp_path: Path) -> None:
     state = {f"ssm.{each}": 4 for each in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")}
     more: dict[str, dict[str, Any]] = {
@@ -257,6 +261,7 @@ def test_keys_that_converters_write_for_a_whole_family_are_taken(tmp_path: Path)
         load_skeleton(path)
 
 
+@pytest.mark.medium
 def test_norms_are_shifted_before_they_are_rounded(tmp_path: Path) -> None:
     path, model = write_model(tmp_path / "m.gguf", "gemma3")
     loaded = load_model(path, "bfloat16", "cpu").lm.model
@@ -290,6 +295,7 @@ GELU = ("gemma", "gemma2", "gemma3", "starcoder2")  # which llama.cpp takes from
 READ_ELSEWHERE = ("yarn, ramp", "yarn, magnitude", "yarn, half of it")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [name for name in RECORDED if name not in READ_ELSEWHERE])
 def test_the_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     """On 200 tokens, as tools/record_llama_logits.py recorded them."""

@@ -20,6 +20,8 @@ from support.compilers import needs_the_8_bit_step
 from support.gguf_models import MIXED, MODELS, file_of
 from support.models import IDS, refused
 
+pytestmark = pytest.mark.medium
+
 NATIVE = [each for each in MODELS if any(each in family.architectures for family in FAMILIES)]
 
 
@@ -36,7 +38,6 @@ def native_of(path: Path) -> NativeModel:
     return model
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("architecture", "tied"),
     [*((each, False) for each in NATIVE), *((each, True) for each in ("llama", "gemma2", "gemma3", "command-r"))],
@@ -58,7 +59,6 @@ def test_the_logits_are_those_of_the_values_of_the_file(architecture: str, tied:
             assert torch.equal(matrix.rows(range(len(weight))), weight), name
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     "kinds",
@@ -88,14 +88,12 @@ def test_the_header_is_let_go_of_before_memory_is_taken(monkeypatch: pytest.Monk
     assert set(held) == {0}
 
 
-@pytest.mark.medium
 def test_parts_of_a_pass_do_not_change_its_rows(tmp_path: Path) -> None:
     model = native_of(file_of(tmp_path / "m.gguf", MIXED))
     together, alone = model.new_sequence().forward(IDS, len(IDS)), model.new_sequence()
     assert torch.equal(torch.cat([alone.forward([token], 1) for token in IDS]), together)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kinds", [MIXED | {"attn_k": "Q3_K", "ffn_down": "Q2_K"}, dict.fromkeys(MIXED, "F16")])
 def test_what_step_c_does_not_take_is_rounded(kinds: dict[str, str], tmp_path: Path) -> None:
     """Kinds that it does not know, with what has the same inputs, and numbers of 16 bits."""
@@ -109,7 +107,6 @@ def test_what_step_c_does_not_take_is_rounded(kinds: dict[str, str], tmp_path: P
     })  # fmt: skip
 
 
-@pytest.mark.medium
 def test_weights_of_its_own_take_the_place_of_those_of_the_file(tmp_path: Path) -> None:
     model = native_of(file_of(tmp_path / "m.gguf", MIXED))
     name = "model.layers.1.mlp.up_proj"

@@ -26,6 +26,8 @@ from support.compilers import needs_the_8_bit_step
 from support.gguf_models import MIXED, file_of
 from support.models import refused
 
+pytestmark = pytest.mark.medium
+
 TRIES, SEED = 2000, 0
 WIDE = (0, 1, 2, 3, 255, 2**16 - 1, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**60, 2**63, 2**64 - 1)  # counts and sizes
 REALS = (float("nan"), float("inf"), -1.0, 0.0, 1e30)
@@ -221,7 +223,6 @@ def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(
         load_model(path, "int8", verifies=True)
 
 
-@pytest.mark.medium
 def test_memory_that_is_refused_is_an_error(path: Path) -> None:
     stored = gguf_weights.weights_of(path, load_model(path, "int8", verifies=True).lm.model).stored("lm_head.weight")
     assert stored is not None

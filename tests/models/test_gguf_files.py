@@ -102,6 +102,7 @@ def test_a_file_of_another_kind_is_named(data: bytes, said: str, tmp_path: Path)
             read(path)
 
 
+@pytest.mark.medium
 def test_a_file_that_a_store_names_by_its_hash_is_known_by_its_beginning(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "sha256-4d7a"
     path.write_bytes(whole)
@@ -136,6 +137,7 @@ def test_tensors_that_overlap_are_refused(whole: bytes, tmp_path: Path) -> None:
         read_header(path)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])
 def test_quantized_tensors_are_what_the_gguf_package_makes_of_them(kind: str, tmp_path: Path) -> None:
     from gguf import GGMLQuantizationType
@@ -175,6 +177,7 @@ def test_a_shard_that_is_missing_is_named(missing: int, tmp_path: Path) -> None:
             refused_alike(path, f"shard {missing + 1} of 3 is missing: put {paths[missing].name} beside")
 
 
+@pytest.mark.medium
 def test_shards_of_different_models_are_refused(tmp_path: Path) -> None:
     paths = shards_of(tmp_path)
     kept = paths[1].read_bytes()

@@ -60,6 +60,7 @@ def test_the_angles_are_those_of_the_header(name: str, tmp_path: Path) -> None:
         assert close(ours[position], wanted, NEAR)
 
 
+@pytest.mark.medium
 def test_llama_3s_factors_are_the_rotation_that_transformers_computes(tmp_path: Path) -> None:
     """The tensor as the converter makes it of type llama3, and the model of that type."""
     needs_the_8_bit_step()

@@ -137,6 +137,7 @@ def chats(templates: dict[str, Any]) -> list[str]:
     return said[0]
 
 
+@pytest.mark.medium
 def test_a_template_with_a_name_is_taken_for_chats_with_tools() -> None:
     written = "tools" + json.dumps(TOOLS)
     assert chats({"": PLAIN, ".tool_use": WITH_TOOLS, ".rag": "rag", "s": ["tool_use", "rag"]}) == ["plainx", written]

@@ -76,6 +76,7 @@ def test_a_hybrid_is_refused() -> None:
         graphed(hybrid("lfm2"))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", range(1, ROWS[-1] + 1))
 def test_tokens_taken_back_leave_no_trace(count: int) -> None:
     """After a draft of every length, of which every number of tokens is refused."""
@@ -92,6 +93,7 @@ def test_tokens_taken_back_leave_no_trace(count: int) -> None:
         sequence.crop(10)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", range(1, ROWS[-1] + 3))
 def test_a_pass_at_the_border_of_a_bucket_moves_to_the_next(count: int) -> None:
     """The bucket is full without the pass, with it, or with its padding."""
@@ -107,6 +109,7 @@ def test_a_pass_at_the_border_of_a_bucket_moves_to_the_next(count: int) -> None:
         assert sequence.cache.capacity >= sequence.length
 
 
+@pytest.mark.medium
 def test_one_text_after_another_takes_the_same_buffers_and_graphs() -> None:
     model = longer()
     sequence = model.new_sequence()
@@ -143,6 +146,7 @@ def test_where_the_context_ends_there_is_no_padding(monkeypatch: pytest.MonkeyPa
     assert sequence.length == model.context
 
 
+@pytest.mark.medium
 def test_logits_and_hidden_states_stay_when_the_buffers_are_overwritten() -> None:
     model = longer()
     plain = TransformersModel(model.model)

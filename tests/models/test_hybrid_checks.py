@@ -22,6 +22,8 @@ from support.hybrids import HYBRIDS, ONE_BY_ONE, hybrid
 from support.models import afresh, close, refused
 from support.small_tokenizers import byte_level, wrap
 
+pytestmark = pytest.mark.medium
+
 HALF = (torch.float32, torch.bfloat16)
 WITHIN = 1e-3  # of logits with a deviation of 1: passes of other shapes round otherwise
 OFTEN = ("qwen3_5_text", "lfm2", "granitemoehybrid", "falcon_h1", "mamba2")
@@ -54,7 +56,6 @@ class Decoding:
         self.at += accepted + 1
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_draft_may_be_rejected_anywhere(kind: str) -> None:
     """At its first token, in the middle, at the last, nowhere; whole blocks, and rounds without a draft between."""
@@ -92,7 +93,6 @@ def held(sequence: TransformersSequence) -> list[torch.Tensor]:
     return [*states(state_layers(sequence.cache)), *keys]
 
 
-@pytest.mark.medium
 def test_after_a_rejection_nothing_is_left_of_the_draft() -> None:
     """Bit by bit: reading again from a checkpoint is reading for the first time, in passes of the same shapes."""
     model = hybrid("qwen3_5_text")
@@ -107,7 +107,6 @@ def test_after_a_rejection_nothing_is_left_of_the_draft() -> None:
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid", "mamba2"])
 def test_a_wrong_restoration_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of rejections has seen a state that stays as the draft has left it."""
@@ -126,7 +125,6 @@ def test_a_wrong_restoration_is_noticed(kind: str, monkeypatch: pytest.MonkeyPat
         test_a_draft_may_be_rejected_anywhere(kind)
 
 
-@pytest.mark.medium
 def test_there_is_no_pass_but_those_that_were_asked_for() -> None:
     model, passes = hybrid("qwen3_5_text"), list[int]()
     decoding = Decoding(model, ids_of(120), 20)
@@ -140,7 +138,6 @@ def test_there_is_no_pass_but_those_that_were_asked_for() -> None:
 # ---------------------------------------------------------------- prompts
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "falcon_h1", "mamba2"])
 @pytest.mark.parametrize("chunk", [30, 512])
 def test_what_is_kept_for_a_later_text_is_what_it_would_read(
@@ -163,7 +160,6 @@ def test_what_is_kept_for_a_later_text_is_what_it_would_read(
     assert found == [200, 200 - state_checkpoints.PROMPT_TAIL_IDS, 0, 120, 0, 0]
 
 
-@pytest.mark.medium
 def test_a_crop_to_nothing_forgets_all() -> None:
     lm = TransformersModel(hybrid("qwen3_5_text")).new_sequence()
     empty = lm.nbytes
@@ -178,7 +174,6 @@ def test_a_crop_to_nothing_forgets_all() -> None:
     assert lm.nbytes == with_one
 
 
-@pytest.mark.medium
 def test_an_interrupted_pass_empties_the_cache() -> None:
     model, text = hybrid("granitemoehybrid"), ids_of(40)
     lm = TransformersModel(model).new_sequence()
@@ -211,7 +206,6 @@ def in_dtype(model: Any, dtype: torch.dtype) -> PreTrainedModel:
     return cast(PreTrainedModel, model.to(dtype))
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_these_read_several_tokens_as_one_by_one(kind: str, dtype: torch.dtype) -> None:
@@ -219,7 +213,6 @@ def test_these_read_several_tokens_as_one_by_one(kind: str, dtype: torch.dtype) 
         assert TransformersModel(in_dtype(hybrid(kind, std=std), dtype)).no_drafts is None
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("kind", ONE_BY_ONE)
 def test_these_do_not_whatever_their_weights(kind: str, dtype: torch.dtype) -> None:
@@ -227,7 +220,6 @@ def test_these_do_not_whatever_their_weights(kind: str, dtype: torch.dtype) -> N
         assert TransformersModel(in_dtype(hybrid(kind, std=std), dtype)).no_drafts == hybrid_checks.ONE_BY_ONE
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ONE_BY_ONE)
 def test_what_those_read_is_right(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt in one pass, then token by token."""
@@ -250,7 +242,6 @@ def test_what_those_read_is_right(kind: str, monkeypatch: pytest.MonkeyPatch) ->
     assert lm.length == 0
 
 
-@pytest.mark.medium
 def test_a_pass_that_forgets_the_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, name in (("qwen3_5_text", "initial_state"), ("granitemoehybrid", "initial_states")):
         model = hybrid(kind)
@@ -267,7 +258,6 @@ def test_a_pass_that_forgets_the_state_is_noticed(monkeypatch: pytest.MonkeyPatc
         assert TransformersModel(model).no_drafts == hybrid_checks.ONE_BY_ONE
 
 
-@pytest.mark.medium
 def test_a_model_is_probed_once() -> None:
     model, passes = hybrid("qwen3_5_text"), list[int]()
     model.get_input_embeddings().register_forward_hook(lambda *call: passes.append(call[-1].shape[1]))
@@ -278,7 +268,6 @@ def test_a_model_is_probed_once() -> None:
     assert not passes
 
 
-@pytest.mark.medium
 def test_scans_are_no_longer_than_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, scan in (("qwen3_5_text", "torch_chunk_gated_delta_rule"), ("granitemoehybrid", "mamba2_chunk_scan")):
         model = hybrid(kind, **({} if "qwen" in kind else {"mamba_chunk_size": 256}))
@@ -302,13 +291,11 @@ def test_scans_are_no_longer_than_the_pass(monkeypatch: pytest.MonkeyPatch) -> N
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.medium
 def test_a_hybrid_does_not_draft() -> None:
     with refused(ModelError, "Qwen3_5ForCausalLM", "no crop restores"):
         SharedDrafter(TransformersModel(hybrid("qwen3_5_text")))
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(("kind", "told"), [("jamba", 1), ("qwen3_5_text", 0)])
 def test_loading_says_that_there_will_be_no_drafts(kind: str, told: int, tmp_path: Path) -> None:
     tokenizer = byte_level()
@@ -320,7 +307,6 @@ def test_loading_says_that_there_will_be_no_drafts(kind: str, told: int, tmp_pat
     assert [hybrid_checks.ONE_BY_ONE in line for line in said] == [True] * told
 
 
-@pytest.mark.medium
 def test_a_skeleton_is_not_probed(tmp_path: Path) -> None:
     hybrid("qwen3_5_text").save_pretrained(tmp_path)
     model = TransformersModel(load_skeleton(tmp_path))

@@ -28,6 +28,8 @@ from support.models import build, close, refused
 from support.project_files import tool
 from support.small_tokenizers import sentencepiece, wrap
 
+pytestmark = pytest.mark.medium
+
 Stored = dict[str, torch.Tensor]
 MATRIX, VECTOR = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
 IDS = [7, 3, 3, 50, 41, 12, 0, 9]
@@ -72,7 +74,6 @@ def native_in(folder: Path) -> NativeModel:
 # ---------------------------------------------------------------- rounding
 
 
-@pytest.mark.medium
 @given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16]), st.integers(-60, 60))
 def test_what_is_rounded_rounds_to_itself(seed: int, dtype: torch.dtype, power: int) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -85,7 +86,6 @@ def test_what_is_rounded_rounds_to_itself(seed: int, dtype: torch.dtype, power: 
     assert torch.equal(again[1], scales)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("name", zoo.names())
 def test_the_embedded_matrices_round_to_what_is_stored(name: str) -> None:
     stored = stored_in(zoo.path(name))
@@ -100,7 +100,6 @@ def test_the_embedded_matrices_round_to_what_is_stored(name: str) -> None:
         assert packed(weights).keys() == stored.keys()
 
 
-@pytest.mark.medium
 def test_the_8_bit_step_is_that_of_the_unpacked_weights(pair: tuple[Path, Path]) -> None:
     """Matrices of several layers, which are one in it, and biases included."""
     needs_the_8_bit_step()
@@ -125,7 +124,6 @@ def test_weights_that_are_no_numbers_are_not_packed() -> None:
 # ---------------------------------------------------------------- loading
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_folder_loads_as_what_it_says(pair: tuple[Path, Path], dtype: str) -> None:
     plain, ours = (load_model(folder, dtype, "cpu") for folder in pair)

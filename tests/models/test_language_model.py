@@ -19,6 +19,7 @@ from omnidraft.models.transformers_model import TransformersModel, cache_argumen
 from support.models import IDS, KINDS, LONGROPE, MORE, ROWS, afresh, build, close, refused
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS | MORE)
 def test_crop_equals_recompute(kind: str) -> None:
     model = build(kind)
@@ -58,6 +59,7 @@ def test_the_crop_check_notices_one_wrong_token(kind: str) -> None:
     assert not close(lm.forward(IDS[31:34], 3), afresh(model, IDS[:34])[31:])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["llama", "mistral", "deepseek_v2"])
 def test_keys_are_written_where_there_is_room(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits over a cache that copies, and nothing is copied once the buffers have grown."""
@@ -81,6 +83,7 @@ def test_keys_are_written_where_there_is_room(kind: str, monkeypatch: pytest.Mon
     assert keys == [cast(Any, layer).keys.untyped_storage().data_ptr() for layer in growing.layers]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2"])
 def test_prefill_in_chunks_equals_one_pass(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(kind)
@@ -269,6 +272,7 @@ def test_a_model_that_ignores_its_cache_is_refused(monkeypatch: pytest.MonkeyPat
         lm.forward([1, 2], 1)
 
 
+@pytest.mark.medium
 def test_what_a_model_says_of_itself() -> None:
     assert TransformersModel(build(eos_token_id=[7, 9])).eos == (7, 9)
     model = build(eos_token_id=7)

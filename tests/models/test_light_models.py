@@ -123,6 +123,7 @@ def test_a_config_of_no_use_is_an_error_of_one_line(changes: dict[str, Any], tmp
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.medium
 def test_other_weights_than_the_config_says_are_left_to_transformers(tmp_path: Path) -> None:
     folder = shutil.copytree(zoo.path("drafter"), tmp_path / "drafter")
     path = folder / "config.json"
@@ -181,6 +182,7 @@ def test_as_a_drafter_and_as_a_target_a_file_is_two_models(tmp_path: Path) -> No
     assert drafter.identity != target.identity
 
 
+@pytest.mark.medium
 def test_a_drafters_file_may_change_while_it_drafts(tmp_path: Path) -> None:
     path = file_of(tmp_path / "m.gguf", KINDS, "qwen2", tie_word_embeddings=False)
     sequence = load_drafter(path).lm.new_sequence()

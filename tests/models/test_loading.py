@@ -72,6 +72,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("folder", "silence")
 def test_a_folder_is_loaded_without_the_network(
     folder: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
@@ -94,6 +95,7 @@ def test_a_folder_is_loaded_without_the_network(
     assert calls == []
 
 
+@pytest.mark.medium
 def test_a_model_is_judged_before_its_weights_are_read_and_put_where_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_model_is_judged_before_its_weights_are_read_and_put_where_asked(
     assert load_model(folder).lm.device.type == "meta"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("template", "generation", "ends"),
     [
@@ -290,6 +293,7 @@ def test_attention_that_is_not_here_is_computed_otherwise(asked: str, folder: Pa
     assert calls == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_an_index_of_files_without_metadata(dtype: str, folder: Path) -> None:
     if dtype == "int8":
@@ -327,6 +331,7 @@ def test_a_class_by_another_name_is_taken(names: list[str] | None, folder: Path)
     assert load_model(folder, "float32").lm.vocab_size
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("head", [False, True], ids=["no head", "a head"])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_tensors_saved_of_a_base_model_lack_a_prefix(dtype: str, head: bool, folder: Path) -> None:
@@ -341,6 +346,7 @@ def test_tensors_saved_of_a_base_model_lack_a_prefix(dtype: str, head: bool, fol
     assert torch.equal(found, expected)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_tensors_that_a_model_has_no_place_for_are_named(dtype: str, folder: Path) -> None:
     needs_the_8_bit_step()

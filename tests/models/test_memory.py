@@ -79,6 +79,7 @@ PLACES = {  # that allocate by the size of a model, of a text, or of tables, and
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("place", PLACES)
 def test_a_command_without_memory_says_how_much(
     place: str, target: Path, drafter: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
@@ -107,6 +108,7 @@ def test_weights_that_do_not_fit_are_not_read(target: Path, monkeypatch: pytest.
         load(target, None, dtype="float32")
 
 
+@pytest.mark.medium
 def test_a_long_prompt_without_memory_leaves_the_model_as_it_was(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(target, None, dtype="float32")
     expected = model.generate("hello world", max_new_tokens=4).token_ids

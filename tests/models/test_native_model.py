@@ -198,6 +198,7 @@ def test_it_does_not_follow_the_default_dtype_or_device(dtype: torch.dtype) -> N
     assert_close(torch.cat(given), slow.new_sequence().forward([5, 9, 17, 33], 4))
 
 
+@pytest.mark.medium
 def test_long_texts_in_chunks_and_a_cache_that_grows_and_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     _, fast = both()
     ids = (IDS * 30)[:1100]
@@ -219,6 +220,7 @@ def test_long_texts_in_chunks_and_a_cache_that_grows_and_is_given_back(monkeypat
         fast.crop(301)
 
 
+@pytest.mark.medium
 def test_the_shipped_drafter() -> None:
     source = load_model(zoo.path("drafter"), dtype="float32").lm
     ids = list(range(300, 340))
@@ -226,6 +228,7 @@ def test_the_shipped_drafter() -> None:
     assert float((wanted - given).abs().sum(-1).mean()) / 2 < 0.03  # total variation
 
 
+@pytest.mark.medium
 def test_a_drafter_has_5_bits_where_its_columns_allow() -> None:
     """Of 96 of them, and 8 bits where they are 100; another process gets them as they are."""
     shape = {"hidden_size": 96, "intermediate_size": 100, "num_key_value_heads": 2}
@@ -371,6 +374,7 @@ def test_what_a_compiler_refuses_is_said(
     assert said in str(step.unsupported_reason())
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
 def test_a_forked_process_computes_on() -> None:
     torch.set_num_threads(3)
@@ -437,6 +441,7 @@ def test_a_drafter_that_returns_nan_is_noticed(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- as a target
 
 
+@pytest.mark.medium
 def test_files_that_are_not_whole_are_refused(target: Path, tmp_path: Path) -> None:
     for path in target.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

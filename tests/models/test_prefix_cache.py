@@ -165,6 +165,7 @@ def test_what_is_kept_needs_no_more_memory_than_there_is(monkeypatch: pytest.Mon
         read(kept, ids)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(20))
 def test_any_history_finds_what_was_read_and_never_anything_else(seed: int) -> None:
     rng, kept = random.Random(seed), PrefixCache(2500)

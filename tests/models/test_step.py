@@ -263,6 +263,7 @@ int main(void) {
 """
 
 
+@pytest.mark.medium
 def test_a_wait_is_as_long_as_the_clock_says(tmp_path: Path) -> None:
     compiler = next(filter(shutil.which, COMPILERS), None)
     if compiler is None:

@@ -89,6 +89,7 @@ NASTY = [
 ]  # fmt: skip
 
 
+@pytest.mark.medium
 def test_names_neither_escape_nor_meet(tmp_path: Path) -> None:
     store = ProfileStore(tmp_path / "profiles")
     keys = [replace(KEY, drafter=a, target=b) for a, b in zip(NASTY, reversed(NASTY), strict=True)]

@@ -98,6 +98,7 @@ def test_nothing_is_written_once_the_profile_isreleased() -> None:
     assert setting.saved == [1]
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
 def test_a_process_forked_while_another_thread_takes_a_snapshot_saves_nothing_and_ends() -> None:
     setting = Setting()

@@ -17,6 +17,8 @@ from support.project_files import tool
 from support.texts import TEXTS
 from support.tokenizer_families import family
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
@@ -27,7 +29,6 @@ def folders(tmp_path: Path) -> list[str]:
     return places
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("seed", ["vocabulary", "empty"])
 def test_bookkeeping(
     seed: str, folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -74,7 +75,6 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.medium
 def test_threads(threads: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def of_level(words: list[str], left_out: tuple[str, ...]) -> list[Any]:
         """In this process, and with times that tell the level."""

@@ -208,6 +208,7 @@ def test_public_names_are_few_and_sorted() -> None:
     assert {module: faults for module, names in found.items() if (faults := export_faults(names))} == {}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("module", [name for name in (PACKAGE, f"{PACKAGE}.cli.main") if name in source()])
 def test_start_up_loads_no_model_library(module: str) -> None:
     modules = loaded_by(f"import {module}", ROOT / "src")

@@ -14,6 +14,8 @@ import pytest
 
 from omnidraft.models.native.prebuilt import LEVELS, PLATFORMS, object_path, probe_path
 
+pytestmark = pytest.mark.medium
+
 ROOT = Path(__file__).parents[2]
 COMPILER = """\
 import sys
@@ -93,14 +95,12 @@ def test_objects_are_of_the_source_and_in_no_wheel_for_all(project: Path) -> Non
     assert not found
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("tag", [None, "win_amd64"])
 def test_a_checkout_is_installed_without_objects(project: Path, tag: str | None) -> None:
     assert built(project, "editable", tag)[1] == {}
     assert not (project / "ziglang" / "called").exists()
 
 
-@pytest.mark.medium
 def test_a_platform_without_a_wheel_is_named(project: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         built(project, "wheel", "win32")

@@ -59,6 +59,7 @@ def test_only_this_machine_is_loopback() -> None:
     assert not any(map(is_loopback, ("", "evil.example", "127.0.0.1.evil.example", "10.0.0.1", "::")))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "given", [None, "Bearer", "Bearer no", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer é"]
 )
@@ -71,6 +72,7 @@ def test_without_the_key_nothing_is_answered(guarded: At, given: str | None) -> 
     assert guarded.get("/health", headers=headers).status_code == 200
 
 
+@pytest.mark.medium
 def test_with_a_key_all_is(guarded: At) -> None:
     for key in (KEY, OTHER):
         assert guarded.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
@@ -119,6 +121,7 @@ def test_the_machines_own_name_is_taken_where_no_public_one_can_be_it(
     assert is_local(host.upper()) == taken
 
 
+@pytest.mark.medium
 def test_pages_of_other_origins_are_refused_unless_named(server: At, guarded: At) -> None:
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
         for at in (server, guarded):
@@ -157,6 +160,7 @@ def test_desktop_programs_are_no_pages(server: At, origin: str) -> None:
         assert answer.headers["access-control-allow-origin"] == origin
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none"])
 def test_what_other_pages_load_is_refused_but_for_links_to_the_page(server: At, guarded: At, site: str) -> None:
     def status(path: str, mode: str, dest: str) -> int:
@@ -189,6 +193,7 @@ def test_every_response_has_the_id_of_its_request(server: At, guarded: At, monke
     assert server.get("/health", headers={"X-Request-Id": "x" * 999}).headers["x-request-id"].startswith("req_")
 
 
+@pytest.mark.medium
 def test_large_requests_are_refused_by_length_and_by_what_comes(guarded: At) -> None:
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     body = b'{"content": "' + b"x" * 20_000 + b'"}'
@@ -345,6 +350,7 @@ def test_a_host_that_is_allowed_may_name_this_machine(target: Path, drafter: Pat
             assert at.get("/v1/models", headers={"Host": host}).status_code == status
 
 
+@pytest.mark.medium
 def test_anthropics_header_for_keys_is_taken(guarded: At) -> None:
     both = {"x-api-key": KEY, "Authorization": "Bearer left-over"}
     for headers, status in (({"x-api-key": KEY}, 200), (both, 200), ({"x-api-key": "wrong"}, 401), ({}, 401)):

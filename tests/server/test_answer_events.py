@@ -224,6 +224,7 @@ def test_what_is_said_of_a_text_does_not_depend_on_its_pieces(name: str, templat
         assert (bool(calls), content) in ((True, ""), (False, text))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "template", "text"), ALL)
 def test_nor_among_others(name: str, template: str, text: str) -> None:
     how, whole = replayed(name, template), AROUND.format(text)
@@ -238,6 +239,7 @@ def test_nor_where_the_answer_is_cut(name: str, template: str, text: str) -> Non
         said(replayed(name, template, cut=True), pieces_of(text[:end]))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", [name for name, (_, call) in IN_JSON.items() if CALL in call])
 def test_arguments_are_never_lost_without_a_word(family: str) -> None:
     template, call = IN_JSON[family]
@@ -263,6 +265,7 @@ def test_a_line_of_a_stream_is_one_to_every_client() -> None:
     assert found["ollama"] == [("reasoning", ""), ("text", text), ("stop",)]
 
 
+@pytest.mark.medium
 def test_a_mark_closes_a_call_whatever_follows_it() -> None:
     text = '<tool_call>\n{"name": "add", "arguments": {}, "id": {"a":</tool_call>: "Par}is"}}\n</tool_call>'
     content, calls = same(said(replayed("Hermes", TAGGED), [*pieces_of(text), *halves(text)]))

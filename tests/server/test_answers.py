@@ -27,6 +27,8 @@ from omnidraft.server.requests.sampling_options import sampling_of
 from omnidraft.server.server_settings import Serving
 from support.serving import QUESTION, At, events, serving, user
 
+pytestmark = pytest.mark.medium
+
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PROMPT, OTHER = "Question: Tim has 4 boxes", "Question: Ann has 3 pens and"
 DRAWN: dict[str, Any] = {"temperature": 1.2, "seed": 5}
@@ -67,7 +69,6 @@ def test_answers_differ_by_their_seeds(plain: At) -> None:
     assert streamed(plain, CHATS, asked | {"n": 4}) == dict(enumerate(texts))
 
 
-@pytest.mark.medium
 def test_greedy_answers_are_made_once(plain: At) -> None:
     asked = {"messages": user(QUESTION), "max_tokens": 6, "temperature": 0, "n": 3}
     before = plain.figures()["requests"]
@@ -96,7 +97,6 @@ def test_the_likeliest_of_several(plain: At) -> None:
     assert (bare["text"], bare["logprobs"]) == (order[0]["text"], None)
 
 
-@pytest.mark.medium
 def test_prompts_are_answered_in_their_order(plain: At) -> None:
     asked = {"max_tokens": 8, "temperature": 0}
     found = plain.post(TEXTS, asked | {"prompt": [PROMPT, OTHER]}).json()
@@ -111,7 +111,6 @@ def test_prompts_are_answered_in_their_order(plain: At) -> None:
     assert [c["text"] for c in plain.post(TEXTS, asked | {"prompt": ids}).json()["choices"]] == texts
 
 
-@pytest.mark.medium
 def test_a_prompt_is_read_once_for_all_its_answers(quick: At) -> None:
     asked = {"messages": user(QUESTION * 3), "max_tokens": 6, **DRAWN}
     found = quick.post(CHATS, asked | {"n": 3}).json()
@@ -125,7 +124,6 @@ def test_a_prompt_is_read_once_for_all_its_answers(quick: At) -> None:
 # ---------------------------------------------------------------- the prompt
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["plain", "quick"])
 def test_a_prompt_is_repeated_with_its_logprobs(kind: str, request: pytest.FixtureRequest, alone: OmniDraft) -> None:
     at: At = request.getfixturevalue(kind)
@@ -182,7 +180,6 @@ def test_what_a_tokenizer_adds_to_a_text_has_no_place_in_it(
         assert found.of(TokenInfo(text=text, data=None if data is None else [*data], logprob=0.0)) == place
 
 
-@pytest.mark.medium
 def test_what_stands_between_two_texts(plain: At, alone: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     words = alone.target.tokenizer.get_vocab()
     first, second, third = sorted(word for word in words if word.isalpha())[:3]
@@ -196,7 +193,6 @@ def test_what_stands_between_two_texts(plain: At, alone: OmniDraft, monkeypatch:
     assert found["choices"][0]["text"] == alone.generate(ids, max_new_tokens=6, temperature=0).text
 
 
-@pytest.mark.medium
 def test_the_last_message_goes_on(plain: At, alone: OmniDraft) -> None:
     messages = [*user(QUESTION), {"role": "assistant", "content": "He has 4"}]
     asked = {"messages": messages, "max_tokens": 6, "temperature": 0}
@@ -259,7 +255,6 @@ PENALTIES: list[tuple[dict[str, Any], int]] = [  # and the window
 ]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(("asked", "window"), PENALTIES, ids=str)
 def test_a_penalty_covers_the_last_tokens_by_the_name_that_it_has(
     plain: At, alone: OmniDraft, asked: dict[str, Any], window: int
@@ -309,7 +304,6 @@ FORMS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(("asked", "pattern"), FORMS, ids=str)
 def test_answers_have_their_form(plain: At, asked: dict[str, Any], pattern: str) -> None:
     for seed in range(3):
@@ -332,7 +326,6 @@ SAME: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [  # twice t
 ]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(("one", "same", "other"), SAME, ids=str)
 def test_a_form_may_be_said_twice(plain: At, one: dict[str, Any], same: dict[str, Any], other: dict[str, Any]) -> None:
     drawn = {"temperature": 1, "seed": 1, "max_tokens": 4}
@@ -347,7 +340,6 @@ def test_a_form_may_be_said_twice(plain: At, one: dict[str, Any], same: dict[str
 UNIQUE = {"type": "array", "items": {"type": "integer", "not": {"const": 3}}, "uniqueItems": True, "maxItems": 2}
 
 
-@pytest.mark.medium
 def test_keywords_that_a_grammar_lacks_are_named_unless_they_are_strict(plain: At) -> None:
     form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}}
     found = plain.chat(response_format=form, max_tokens=16).json()
@@ -369,7 +361,6 @@ def test_keywords_that_a_grammar_lacks_are_named_unless_they_are_strict(plain: A
 # ---------------------------------------------------------------- calls
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_allowed_tools(plain: At, mode: str) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("add", "sub", "mul")]
@@ -418,7 +409,6 @@ def test_a_choice_of_tools_in_the_words_of_other_apis(
     assert found.get("omnidraft", {}).get("ignored", []) == ([unused] if unused else [])
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     "other",
     [{"type": "web_search"}, {"type": "custom", "name": "write"}, {"type": "mcp", "server_label": "x"}],
@@ -523,7 +513,6 @@ def test_a_request_says_how_it_is_drafted(server: At) -> None:
     assert max(event.get("omnidraft", {}).get("draft", 0) for event in traced) <= 2
 
 
-@pytest.mark.medium
 def test_a_server_without_drafts_says_so(plain: At) -> None:
     found = plain.chat(temperature=0).json()
     assert found["timings"]["draft_n"] == 0
@@ -562,7 +551,6 @@ def test_sources_of_content_are_not_those_of_the_reasoning_before_it(model: Omni
     assert sum(token["source"] == "target" for token in tokens) < len(texts)
 
 
-@pytest.mark.medium
 def test_functions_of_a_namespace_are_called_by_their_own_names(plain: At) -> None:
     """As Codex gives those of MCP servers, and takes calls of them."""
     add = {"type": "function", "name": "add", "strict": None, "parameters": {"type": "object", "properties": {}}}

@@ -109,6 +109,7 @@ ITEMS: list[tuple[list[dict[str, Any]], list[str], list[str]]] = [  # items, mes
 ]  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("items", "told", "passed"), ITEMS, ids=[each[0][0]["type"] for each in ITEMS])
 def test_a_response_goes_on(logged: At, items: list[dict[str, Any]], told: list[str], passed: list[str]) -> None:
     talk: Any = [*user("How many?"), *items, *user("So?")]
@@ -120,6 +121,7 @@ def test_a_response_goes_on(logged: At, items: list[dict[str, Any]], told: list[
         assert prompt(logged) == ["user\nHow many?", *told, "user\nSo?"]
 
 
+@pytest.mark.medium
 def test_a_chat_goes_on_behind_a_call_of_a_custom_tool(logged: At) -> None:
     call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "+ a"}}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -248,6 +250,7 @@ PIECES = {"type": "document", "source": {"type": "content", "content": [{"type":
 FILE = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aGk="}}
 
 
+@pytest.mark.medium
 def test_search_results_and_documents_of_text_are_told(logged: At, client: Any) -> None:
     asked: dict[str, Any] = {"model": "chat", "max_tokens": 1}
     text = {"type": "text", "text": "How many?"}

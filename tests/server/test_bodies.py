@@ -197,6 +197,7 @@ def test_packed_bodies_are_read(server: At) -> None:
     assert send(server, body, Content_Encoding="identity").status_code == 200
 
 
+@pytest.mark.medium
 def test_a_conversation_with_screenshots_is_taken(server: At) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "a" * 9 * 2**20}
     call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
@@ -243,6 +244,7 @@ def test_json_is_read_by_whatever_name_clients_give_it(server: At, path: str, bo
         assert found.status_code == 200, (kind, found.text)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", FORM)
 def test_forms_of_other_pages_are_refused_whatever_their_type(server: At, kind: str) -> None:
     headers: list[dict[str, str]] = [{"Origin": "http://evil.example"}, {"Origin": "null"}]

@@ -109,6 +109,7 @@ def test_runs_of_characters_are_terminals_where_that_changes_nothing(text: str, 
     assert ("]{1,}/" in made) == fast
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "text",
     [

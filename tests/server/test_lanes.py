@@ -29,6 +29,8 @@ from support.reads import watch
 from support.serving import PATIENT, QUESTION, At, Rounds, events, serving, user
 from support.waiting import until
 
+pytestmark = pytest.mark.medium
+
 LONG: dict[str, Any] = {
     "messages": user(QUESTION),
     "temperature": 2.0,
@@ -98,7 +100,6 @@ def test_answers_of_many_at_once_are_those_of_each_alone(server: At, model: Omni
     assert len(set(alone)) > 4
 
 
-@pytest.mark.medium
 def test_conversations_are_not_read_again(server: At) -> None:
     begun = [
         user("Question: Eva buys 3 red pens and 12 blue ones. How many pens has she?\nAnswer:"),
@@ -114,7 +115,6 @@ def test_conversations_are_not_read_again(server: At) -> None:
         assert again["timings"]["predicted_n"] == again["usage"]["completion_tokens"]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(("path", "many"), [("chat/completions", "n"), ("completions", "best_of")])
 def test_answers_that_could_never_wait_together_are_no_matter_of_time(narrow: At, path: str, many: str) -> None:
     body = {"messages": user("x")} if path == "chat/completions" else {"prompt": "x"}
@@ -123,7 +123,6 @@ def test_answers_that_could_never_wait_together_are_no_matter_of_time(narrow: At
     assert "at most 2" in refused.json()["error"]["message"]
 
 
-@pytest.mark.medium
 def test_a_full_queue_sends_away(narrow: At, rounds: Rounds) -> None:
     with ThreadPoolExecutor(1) as pool:
         with streamed(narrow):
@@ -141,7 +140,6 @@ def test_a_full_queue_sends_away(narrow: At, rounds: Rounds) -> None:
         assert waits.result().status_code == 200
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_lane_with_the_round_at_hand(
     narrow: At, rounds: Rounds, stream: bool
@@ -160,7 +158,6 @@ def test_a_client_that_goes_away_frees_its_lane_with_the_round_at_hand(
     assert narrow.chat(temperature=0).status_code == 200
 
 
-@pytest.mark.medium
 def test_a_client_that_goes_away_while_its_prompt_is_read_frees_its_lane(
     narrow: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +255,6 @@ def test_an_empty_answer_has_a_role(server: At) -> None:
     assert deltas == [{"role": "assistant", "content": ""}, {}]
 
 
-@pytest.mark.medium
 def test_late_answers_are_ended(chat: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, rounds)
     with (
@@ -276,7 +272,6 @@ def test_late_answers_are_ended(chat: Path, rounds: Rounds, monkeypatch: pytest.
         assert at.chat(temperature=0).status_code == 200
 
 
-@pytest.mark.medium
 def test_a_failure_is_one_requests_own(server: At, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(lane: Lane, request: Any) -> Any:
         verified = yield from verify(lane, request)
@@ -295,7 +290,6 @@ def test_a_failure_is_one_requests_own(server: At, monkeypatch: pytest.MonkeyPat
     assert server.chat(temperature=0, max_tokens=24).json()["choices"] == expected
 
 
-@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the server ends with it
 def test_a_failure_of_the_models_ends_all_requests(chat: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> int:
@@ -326,7 +320,6 @@ def test_caches_are_held_to_their_limit(chat: Path) -> None:
         assert at.chat(temperature=0, max_tokens=16).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-@pytest.mark.medium
 def test_a_trace_says_where_tokens_come_from(server: At) -> None:
     with streamed(server, temperature=0, max_tokens=48, omnidraft={"trace": True}) as lines:
         *rounds, last = events(lines)
@@ -372,7 +365,6 @@ def test_no_piece_waits_for_the_one_before(server: At) -> None:
                 assert theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_timings_are_of_all_tokens_and_of_all_the_time(
     server: At, rounds: Rounds, monkeypatch: pytest.MonkeyPatch, tokens: int

@@ -14,6 +14,8 @@ from omnidraft.server.apis import llama_server
 from omnidraft.server.requests import fill_in_middle
 from support.serving import QUESTION, At, events, user
 
+pytestmark = pytest.mark.medium
+
 LONG: dict[str, Any] = {"prompt": "Question: Tim has 4 boxes of 6 pens.", "n_predict": 16, "temperature": 0}
 LONG |= {"ignore_eos": True}
 DRAWN: dict[str, Any] = {"prompt": QUESTION, "n_predict": 24, "temperature": 1.2, "seed": 5, "ignore_eos": True}
@@ -32,7 +34,6 @@ def text(at: At, **body: Any) -> str:
     return str(at.post("/v1/completions", asked).json()["choices"][0]["text"])
 
 
-@pytest.mark.medium
 def test_an_answer_is_that_of_a_completion(server: At, alone: OmniDraft) -> None:
     made = answer(server, **LONG)
     assert made["content"] == text(server, **LONG)
@@ -47,7 +48,6 @@ def test_an_answer_is_that_of_a_completion(server: At, alone: OmniDraft) -> None
     assert again["tokens_cached"] == again["timings"]["cache_n"] > 0
 
 
-@pytest.mark.medium
 def test_settings_are_those_of_the_answer(plain: At) -> None:
     own = {"top_k": 7, "top_p": 0.9, "min_p": 0.05, "repeat_penalty": 1.3, "presence_penalty": 0.5}
     told = answer(plain, **DRAWN, **own, stop=["zz"])["generation_settings"]
@@ -56,7 +56,6 @@ def test_settings_are_those_of_the_answer(plain: At) -> None:
     assert answer(plain, **LONG)["generation_settings"]["repeat_last_n"] == -1
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("fixture", ["server", "plain"])
 def test_a_stream_is_the_whole_answer_in_pieces(fixture: str, request: pytest.FixtureRequest, alone: OmniDraft) -> None:
     at: At = request.getfixturevalue(fixture)
@@ -80,7 +79,6 @@ def test_a_stream_is_the_whole_answer_in_pieces(fixture: str, request: pytest.Fi
     assert last.keys() == whole.keys() - {"completion_probabilities"}
 
 
-@pytest.mark.medium
 def test_probabilities_are_those_of_a_completion(server: At) -> None:
     probs = answer(server, **LONG, n_probs=3)["completion_probabilities"]
     body = {**LONG, "max_tokens": 16, "logprobs": 3}
@@ -95,7 +93,6 @@ def test_probabilities_are_those_of_a_completion(server: At) -> None:
     assert "completion_probabilities" not in answer(server, **LONG, n_probs=0)
 
 
-@pytest.mark.medium
 def test_why_an_answer_ends_is_said(server: At) -> None:
     content = answer(server, **LONG)["content"]
     stop = content[3:5]
@@ -108,7 +105,6 @@ def test_why_an_answer_ends_is_said(server: At) -> None:
     assert ended["tokens_predicted"] < 16
 
 
-@pytest.mark.medium
 def test_a_prompt_is_text_or_tokens_or_both(plain: At, alone: OmniDraft) -> None:
     first, second = "Question: Tim has", " 4 boxes of 6 pens."
     ids = alone.encode(first) + alone.target.tokenizer(second, add_special_tokens=False)["input_ids"]
@@ -120,7 +116,6 @@ def test_a_prompt_is_text_or_tokens_or_both(plain: At, alone: OmniDraft) -> None
     assert (mixed["content"], mixed["tokens_evaluated"]) == (expected, len(ids))
 
 
-@pytest.mark.medium
 def test_several_prompts_and_answers_are_a_list(plain: At) -> None:
     prompts: list[list[Any]] = [["Question: Tim", "Question: Ann"], [[9, 8], "Question: Ann"], [[9, "Tim"], [7]]]
     for several in prompts:
@@ -145,13 +140,11 @@ def test_a_prompt_alone_is_read(server: At) -> None:
         assert (made[-1]["tokens_predicted"], made[-1]["generation_settings"]["n_predict"]) == (0, 0)
 
 
-@pytest.mark.medium
 def test_an_answer_has_the_form_that_is_asked_for(plain: At) -> None:
     for form, pattern in (({"grammar": 'root ::= "x" [0-9]'}, "x"), ({"json_schema": {"const": "x"}}, '"x"')):
         assert answer(plain, **DRAWN | {"ignore_eos": False}, **form)["content"].startswith(pattern)
 
 
-@pytest.mark.medium
 def test_biases_are_of_tokens_and_of_texts(server: At) -> None:
     (token,) = server.post("/tokenize", {"content": "a"}).json()["tokens"]
     for bias in ([[token, 1000]], [["a", 1000]], {str(token): 1000}):
@@ -160,7 +153,6 @@ def test_biases_are_of_tokens_and_of_texts(server: At) -> None:
     assert first not in answer(server, **LONG, logit_bias=[[first, False]], return_tokens=True)["tokens"]
 
 
-@pytest.mark.medium
 def test_fields_are_told_by_their_paths(server: At) -> None:
     fields = ["content", "timings/prompt_n", "generation_settings/n_predict", "nothing", "content/nothing"]
     made = answer(server, **LONG, response_fields=fields)
@@ -168,7 +160,6 @@ def test_fields_are_told_by_their_paths(server: At) -> None:
     assert made["generation_settings/n_predict"] == 16
 
 
-@pytest.mark.medium
 def test_what_editors_send_beside_is_taken(server: At) -> None:
     own = {"id_slot": 0, "cache_prompt": True, "n_indent": 4, "samplers": ["top_k", "infill"], "t_max_predict_ms": 500}
     own |= {"mirostat": 0, "typical_p": 1, "tfs_z": 1, "penalize_nl": True, "n_keep": -1, "timings_per_token": True}
@@ -206,7 +197,6 @@ def test_what_cannot_be_is_named(server: At, body: dict[str, Any], param: str) -
     assert found.json()["error"]["param"] == param
 
 
-@pytest.mark.medium
 def test_completions_have_openais_form_unless_they_have_llama_servers_length(server: At) -> None:
     asked = {"prompt": LONG["prompt"], "temperature": 0, "ignore_eos": True}
     own = server.post("/completions", asked | {"n_predict": 4}).json()
@@ -217,7 +207,6 @@ def test_completions_have_openais_form_unless_they_have_llama_servers_length(ser
 # ---------------------------------------------------------------- filling in
 
 
-@pytest.mark.medium
 def test_what_stands_between_two_texts(plain: At, alone: OmniDraft, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = alone.target.tokenizer
     words = tokenizer.get_vocab()

@@ -10,6 +10,8 @@ import pytest
 
 from support.serving import At, serving, user, with_tools
 
+pytestmark = pytest.mark.medium
+
 TURNS = """\
 {% for m in messages %}{% if m['role'] == 'system' and (NO_SYSTEM or not loop.first) %}\
 {{ raise_exception('a system message') }}{% endif %}\
@@ -52,7 +54,6 @@ def turns(*said: tuple[str, str]) -> str:
     return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in said) + "<|im_start|>assistant\n"
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("messages", "one", "none"),
     [
@@ -99,7 +100,6 @@ def test_tools_for_which_a_template_has_no_place_are_told_of_in_words(server: At
     assert server.post("/v1/messages/count_tokens", counted).json()["input_tokens"] > 0
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -121,7 +121,6 @@ def test_every_api_answers_where_the_template_has_no_system_message(
     assert not answered.json().get("omnidraft", {}).get("ignored")
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("model", ["none", "one"])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pens"}}])
 def test_a_call_is_forced_where_the_template_has_no_place_for_tools(server: At, model: str, choice: Any) -> None:

@@ -105,6 +105,7 @@ def test_the_line_of_claude_code_that_changes_is_no_part_of_the_prompt(server: A
     assert counted["input_tokens"] > usages[0], "a text that names it stays"
 
 
+@pytest.mark.medium
 def test_a_prompt_that_is_too_long_is_counted(client: Any) -> None:
     long = {"model": "chat", "messages": user("pens " * 3000), "tools": [TOOL]}
     assert client.messages.count_tokens(**long).input_tokens > client.models.list().data[0].max_model_len
@@ -217,6 +218,7 @@ def test_an_unknown_model_is_a_not_found_error(client: Any) -> None:
         client.messages.create(model="claude-9", max_tokens=4, messages=user("Hi."))
 
 
+@pytest.mark.medium
 def test_what_cannot_change_the_answer_is_named_with_its_own_path(server: At) -> None:
     body = {
         "model": "chat",

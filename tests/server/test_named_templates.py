@@ -11,6 +11,8 @@ import pytest
 from support.gguf_models import model_of, write_model
 from support.serving import TOOL_TEMPLATE, At, serving, user, with_tools
 
+pytestmark = pytest.mark.medium
+
 PLAIN = "{% for m in messages %}({{ m.role }}){{ m.content }}{% endfor %}(assistant)"
 TOOLS = [{"type": "function", "function": {"name": "pens", "parameters": {"type": "object"}}}]
 
@@ -30,7 +32,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[At]:
         yield at
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("model", ["file.gguf", "folder"])
 def test_tools_go_through_the_template_that_is_for_them(server: At, model: str) -> None:
     def written(**more: Any) -> str:

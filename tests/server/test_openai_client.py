@@ -11,6 +11,8 @@ import pytest
 from omnidraft.api import OmniDraft
 from support.serving import QUESTION, At, events, user
 
+pytestmark = pytest.mark.medium
+
 ASKED: Any = user(QUESTION)
 GREEDY: dict[str, Any] = {"model": "chat", "temperature": 0, "max_tokens": 40}
 SCHEMA: dict[str, Any] = {
@@ -22,7 +24,6 @@ SCHEMA: dict[str, Any] = {
 TOOL = {"name": "count", "description": "count things", "parameters": SCHEMA}
 
 
-@pytest.mark.medium
 def test_a_greedy_chat_is_what_generate_answers(server: At, model: OmniDraft) -> None:
     alone = model.generate(user(QUESTION), max_new_tokens=40, temperature=0)
     answer = server.client.chat.completions.create(messages=ASKED, **GREEDY)
@@ -34,7 +35,6 @@ def test_a_greedy_chat_is_what_generate_answers(server: At, model: OmniDraft) ->
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("options", [{}, {"stop": ["pen", "box"]}, {"max_tokens": 1}])
 def test_streamed_chats_are_the_same_text(server: At, options: dict[str, Any]) -> None:
     asked = {**GREEDY, "messages": user(QUESTION), **options}
@@ -50,7 +50,6 @@ def test_streamed_chats_are_the_same_text(server: At, options: dict[str, Any]) -
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
-@pytest.mark.medium
 def test_completions_continue_a_text(server: At) -> None:
     client = server.client
     first = client.completions.create(model="zoo:target-a", prompt="def mean(values):", max_tokens=12, temperature=0)
@@ -76,7 +75,6 @@ def test_the_models_are_listed(server: At) -> None:
         server.client.chat.completions.create(messages=user("x"), model="gpt-9")  # type: ignore[arg-type]
 
 
-@pytest.mark.medium
 def test_logprobs_are_the_targets_own(server: At, model: OmniDraft) -> None:
     import torch
 
@@ -98,7 +96,6 @@ def test_logprobs_are_the_targets_own(server: At, model: OmniDraft) -> None:
     assert tokens == [each.token for each in content]
 
 
-@pytest.mark.medium
 def test_an_answer_follows_a_schema(server: At) -> None:
     given: Any = {"type": "json_schema", "json_schema": {"name": "pens", "schema": SCHEMA, "strict": True}}
     found = set()
@@ -119,7 +116,6 @@ def test_an_answer_follows_a_schema(server: At) -> None:
     assert set(json.loads(response.output_text)) == {"pens", "sure"}
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_is_called_where_it_must_be(server: At, stream: bool) -> None:
     tools: Any = [{"type": "function", "function": TOOL}]
@@ -169,7 +165,6 @@ def test_responses_whole_and_streamed(server: At, model: OmniDraft) -> None:
     assert more.output_text
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("stream", [False, True])
 def test_responses_call_tools(server: At, stream: bool) -> None:
     tools: Any = [{"type": "function", "strict": True, **TOOL}]
@@ -200,7 +195,6 @@ def test_errors_are_those_of_the_client(server: At) -> None:
         client.chat.completions.create(messages=user("x"), model="zoo:target-a")  # type: ignore[arg-type]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_forced_call_that_is_cut_by_the_length_is_no_content(server: At, stream: bool) -> None:
     word = {"type": "object", "properties": {"a": {"type": "string", "minLength": 200}}, "required": ["a"]}

@@ -17,6 +17,8 @@ from omnidraft.api import OmniDraft
 from support.serving import PATIENT, QUESTION, At, user
 from support.waiting import WAIT_S
 
+pytestmark = pytest.mark.medium
+
 TOKENS = 24
 MORE = "And how many are two of them?"
 
@@ -86,7 +88,6 @@ PENS: dict[str, Any] = {
 PENS |= {"additionalProperties": False}
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("form", "pattern"),
     [
@@ -109,7 +110,6 @@ def test_hugging_faces_client_needs_no_name_of_a_model(plain: At, form: Any, pat
     assert "".join(pieces) == whole.choices[0].message.content
 
 
-@pytest.mark.medium
 def test_a_schema_may_be_a_value_as_in_their_servers(plain: At) -> None:
     form = {"type": "json_schema", "value": {"name": "pens", "schema": PENS}}
     answer = plain.chat(response_format=form, max_tokens=40, temperature=0).json()
@@ -148,7 +148,6 @@ def webui_tools(count: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.medium
 def test_the_first_message_of_open_webui_is_answered(server: At) -> None:
     """By its connection for OpenAI's API and by that for Ollama's: a stream, with tools of nested types."""
     first = {"model": "chat", "messages": user("hi"), "stream": True, "tools": webui_tools(2)}

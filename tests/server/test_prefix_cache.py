@@ -12,6 +12,8 @@ import pytest
 from support.compilers import needs_the_8_bit_step
 from support.serving import At, serving, user
 
+pytestmark = pytest.mark.medium
+
 OPTIONS = {"dtype": "int8", "draft_length": 2}
 WORDS = ("the", "moon", "shows", "one", "face", "as", "it", "turns", "once", "a", "month", "while", "stars", "rise")
 KEYS = ("first-key", "second-key")
@@ -39,7 +41,6 @@ def native(chat: Path) -> Iterator[At]:
         yield at
 
 
-@pytest.mark.medium
 def test_names_of_users_are_no_walls(native: At) -> None:
     text = system(1)
     prompt, cached, answer = asked(native, text, "Why?", prompt_cache_key="s1", user="a")
@@ -50,7 +51,6 @@ def test_names_of_users_are_no_walls(native: At) -> None:
     assert cached > other - 40, "of another conversation all but its question"
 
 
-@pytest.mark.medium
 def test_a_salt_is_a_wall(native: At) -> None:
     text = system(2)
     prompt, _, answer = asked(native, text, "Why?", cache_salt="one")
@@ -59,7 +59,6 @@ def test_a_salt_is_a_wall(native: At) -> None:
     assert asked(native, text, "Why?", cache_salt="one") == (prompt, prompt - 1, answer)
 
 
-@pytest.mark.medium
 def test_an_edit_keeps_what_comes_before_it(native: At) -> None:
     text = system(3)
     prompt, _, _ = asked(native, text, "Why?")
@@ -70,7 +69,6 @@ def test_an_edit_keeps_what_comes_before_it(native: At) -> None:
     assert asked(native, edited, "Why?", cache_salt="anew") == (changed, 0, answer)
 
 
-@pytest.mark.medium
 def test_a_key_finds_nothing_of_another_one(chat: Path, tmp_path: Path) -> None:
     needs_the_8_bit_step()
     text = system(4)
@@ -86,7 +84,6 @@ def test_a_key_finds_nothing_of_another_one(chat: Path, tmp_path: Path) -> None:
         assert asked(at, text, "Why?", KEYS[0]) == (prompt, prompt - 1, answer)
 
 
-@pytest.mark.medium
 def test_a_restart_finds_what_is_in_the_folder_and_only_of_this_model(chat: Path, tmp_path: Path) -> None:
     needs_the_8_bit_step()
     text, folder = system(5), str(tmp_path / "blocks")
@@ -104,7 +101,6 @@ def test_a_restart_finds_what_is_in_the_folder_and_only_of_this_model(chat: Path
         assert asked(at, text, "Why?") == (prompt, prompt - 1, answer)
 
 
-@pytest.mark.medium
 def test_memory_has_a_limit_and_answers_stay_the_same(chat: Path) -> None:
     needs_the_8_bit_step()
     with serving([chat], options=OPTIONS, max_cache_mb=0) as at:
@@ -118,7 +114,6 @@ def test_memory_has_a_limit_and_answers_stay_the_same(chat: Path) -> None:
         assert "omnidraft_kv_cache_bytes 0.0" not in at.get("/metrics").text
 
 
-@pytest.mark.medium
 def test_the_log_says_once_where_prompts_differ_early(
     chat: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

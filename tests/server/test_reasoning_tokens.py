@@ -14,6 +14,8 @@ from support.scripted_target import serving_script
 from support.serving import PATIENT, TOOL_TEMPLATE, At, events, user, with_tools
 from support.waiting import WAIT_S
 
+pytestmark = pytest.mark.medium
+
 THOUGHT = "Let me see: 2 + 2 🙂 is\n\n  four, a <th of it."
 ANSWERS = {
     "reasons": f"<think>\n{THOUGHT}\n</think>\n\nIt is 4.",
@@ -48,7 +50,6 @@ def expected(model: OmniDraft, name: str) -> int:
     return sum(begin < start + len(thought) and end > start for begin, end in places)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("name", ANSWERS)
 def test_chats_count_them(thinking: At, model: OmniDraft, name: str) -> None:
     create: Any = thinking.client.chat.completions.create

@@ -30,6 +30,8 @@ from omnidraft.errors import ConfigError
 from support.serving import PATIENT, QUESTION, At, events, serving, user
 from support.waiting import WAIT_S
 
+pytestmark = pytest.mark.medium
+
 CHAT: dict[str, Any] = {"messages": user(QUESTION)}
 TEXT: dict[str, Any] = {"prompt": "x", "model": "zoo:target-a"}
 RESPONSE: dict[str, Any] = {"input": "x"}
@@ -181,7 +183,6 @@ def test_an_unknown_parameter_is_ignored_and_named_everywhere(server: At, path: 
     assert taken.json()["omnidraft"]["ignored"] == ["colour"]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("path", GOOD)
 def test_a_lone_target_answers_to_any_name_and_says_so(plain: At, path: str) -> None:
     for name in ("dummy", "gpt-5", "chat", "chat:latest", ""):
@@ -213,7 +214,6 @@ def test_what_no_encoding_has_and_what_is_deep_breaks_nothing(server: At) -> Non
         assert answer.json()
 
 
-@pytest.mark.medium
 def test_what_a_coding_agent_sends_is_answered(server: At) -> None:
     said = [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}]
     said.append({"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]})
@@ -245,7 +245,6 @@ def test_what_a_coding_agent_sends_is_answered(server: At) -> None:
     assert last["response"]["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
 
 
-@pytest.mark.medium
 def test_prompts_are_held_to_their_limit(brief: At) -> None:
     refused = brief.post(TEXTS, {"prompt": [5] * 401})
     assert refused.status_code == 400
@@ -265,7 +264,6 @@ def test_a_text_that_no_context_holds_is_refused_before_it_is_read(
     assert refused.json()["error"]["param"] == where
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (TEXTS, TEXT), (RESPONSES, RESPONSE)])
 def test_an_empty_stop_string_is_as_good_as_none(brief: At, path: str, body: dict[str, Any]) -> None:
     for stop in ("", [""], ["", "no such text"]):
@@ -281,7 +279,6 @@ def test_tokens_of_a_text_and_back(server: At) -> None:
     assert "".join(each["piece"] for each in pieces) == "two pens"
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "ask"),
     [
@@ -324,7 +321,6 @@ def test_what_takes_long_holds_up_nobody(
         assert waits.result().status_code >= 400
 
 
-@pytest.mark.medium
 def test_the_report_is_that_of_inspect(server: At) -> None:
     found = server.get("/report", params={"model": "zoo:target-a"}).json()
     assert found["works"] is True
@@ -332,14 +328,12 @@ def test_the_report_is_that_of_inspect(server: At) -> None:
     assert server.get("/report", params={"model": "none"}).status_code == 404
 
 
-@pytest.mark.medium
 def test_without_drafts_no_speedup_is_estimated(brief: At) -> None:
     for _ in range(2):
         found = brief.chat(max_tokens=3, omnidraft={"trace": True}).json()["omnidraft"]
         assert found["estimated_speedup"] is None
 
 
-@pytest.mark.medium
 def test_prompts_are_logged_where_that_is_asked_for_alone(server: At, chat: Path) -> None:
     assert server.chat(messages=user("Marmalade?")).status_code == 200
     assert server.lines

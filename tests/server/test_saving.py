@@ -32,6 +32,8 @@ from support.reads import watch
 from support.serving import PATIENT, QUESTION, At, events, healthy, serving, user
 from support.waiting import WAIT_S, until
 
+pytestmark = pytest.mark.medium
+
 # without a form, some answers end by themselves after some tens of tokens
 ENDLESS: dict[str, Any] = {
     "messages": user(QUESTION),
@@ -64,7 +66,6 @@ def test_what_is_learned_is_saved_while_requests_come(target: Path, drafter: Pat
         assert complete(at).json()["choices"] == expected
 
 
-@pytest.mark.medium
 def test_what_is_learned_is_saved_at_the_end(target: Path, drafter: Path, tmp_path: Path) -> None:
     profile = tmp_path / "profile"
     with serving([target], drafter, LEARNS | {"profile": profile}) as at:
@@ -101,7 +102,6 @@ def test_targets_share_one_drafter_and_have_a_profile_each(target: Path, chat: P
         assert at.figures(0)["drafter"] == at.figures(1)["drafter"] == "drafter"
 
 
-@pytest.mark.medium
 def test_models_that_cannot_be_loaded_end_the_server(tmp_path: Path) -> None:
     running = Running(Serving(port=0), [str(tmp_path)], SMALL, {}, say=lambda _: None)
     with pytest.raises(ModelError):
@@ -224,7 +224,6 @@ def test_an_end_waits_for_no_prompt_to_be_read(chat: Path, monkeypatch: pytest.M
     assert parts < 80
 
 
-@pytest.mark.medium
 def test_a_console_that_is_closed_ends_the_server(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the signal that Windows has for it, in place of which another comes here."""
     monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR1, raising=False)

@@ -10,6 +10,8 @@ import pytest
 
 from support.serving import QUESTION, At, user
 
+pytestmark = pytest.mark.medium
+
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 42, "max_tokens": 24}
 OPTIONS: dict[str, Any] = {"stream": False, "options": {"temperature": 1.0, "seed": 42, "num_predict": 24}}
 PATHS: dict[str, dict[str, Any]] = {
@@ -30,7 +32,6 @@ def said(at: At, path: str, **changes: Any) -> list[str]:
     return [body["message"]["content"] if "message" in body else body["response"]]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("path", PATHS)
 def test_a_seed_repeats_a_text_that_is_remembered(server: At, plain: At, path: str) -> None:
     """The second time the answer lies in memory, so that all of it can be drafted; `plain` drafts nothing."""
@@ -39,7 +40,6 @@ def test_a_seed_repeats_a_text_that_is_remembered(server: At, plain: At, path: s
     assert expected != [""]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("path", OPENAI)
 def test_a_seed_gives_the_same_text_with_other_drafts(server: At, path: str) -> None:
     ways = [{"draft_length": 0}, {"draft_length": 1}, {"draft_length": 16}, {"sources": ["drafter"]}]
@@ -47,7 +47,6 @@ def test_a_seed_gives_the_same_text_with_other_drafts(server: At, path: str) -> 
     assert found == [found[0]] * len(ways)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("path", OPENAI)
 def test_a_seed_gives_the_same_text_beside_others(server: At, path: str) -> None:
     expected = [said(server, path, seed=seed)[0] for seed in range(20, 26)]

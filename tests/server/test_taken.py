@@ -371,6 +371,7 @@ def test_no_effort_is_no_thinking(tmp_path: Path) -> None:
         assert ends == [True, True, False]
 
 
+@pytest.mark.medium
 def test_reasoning_is_switched_where_the_template_calls_it_thinking(tmp_path: Path) -> None:
     """As Granite's does, for which Ollama's clients send a message of the role control."""
     folder = with_tools(tmp_path / "granite")
@@ -488,6 +489,7 @@ def test_a_prompt_that_is_too_long_is_named(plain: At, path: str, name: str) -> 
     assert re.search(known, error["message"])
 
 
+@pytest.mark.medium
 def test_a_prompt_is_made_tokens_of_once(plain: At, monkeypatch: pytest.MonkeyPatch) -> None:
     made: Counter[str] = Counter()
 

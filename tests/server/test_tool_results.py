@@ -114,12 +114,14 @@ def test_ids_are_short_where_the_template_wants_them_so(server: At, path: str, b
     assert sun != rain
 
 
+@pytest.mark.medium
 def test_ids_are_short_where_roles_are_refused_too(server: At) -> None:
     told = prompt(server, "short", "/v1/chat/completions", {"messages": [*user("w"), *TURNS], "max_tokens": 1})
     assert told.startswith("[user]w\nx[TOOL_CALLS]sun=")
     assert "[TOOL_RESULTS]" in told
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("path", "body"), ASKED)
 def test_results_have_the_names_of_their_calls(server: At, path: str, body: dict[str, Any]) -> None:
     told = prompt(server, "named", path, body)

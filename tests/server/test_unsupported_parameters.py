@@ -12,6 +12,8 @@ import torch
 from omnidraft.api import OmniDraft
 from support.serving import QUESTION, At, events, user
 
+pytestmark = pytest.mark.medium
+
 SCHEMA = {
     "type": "object",
     "properties": {"pens": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -53,7 +55,6 @@ def texts(told: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: each[key] for key in each if "logprob" not in key} for each in (told, *told["top_logprobs"])]
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("stream", [False, True])
 def test_completions_have_logprobs_and_places(plain: At, alone: OmniDraft, stream: bool) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 2, "stream": stream}
@@ -70,7 +71,6 @@ def test_completions_have_logprobs_and_places(plain: At, alone: OmniDraft, strea
         assert top[token] == max(top.values()) == logprob  # of a greedy answer
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("most", [0, 1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_token_itself_is_always_among_the_likeliest(plain: At, most: int, stream: bool) -> None:
@@ -93,7 +93,6 @@ def test_the_token_itself_is_always_among_the_likeliest(plain: At, most: int, st
     assert {len(each["top_logprobs"]) for each in chat["choices"][0]["logprobs"]["content"]} == {most}
 
 
-@pytest.mark.medium
 def test_responses_have_logprobs(plain: At, alone: OmniDraft) -> None:
     near = partial(pytest.approx, abs=1e-4)  # passes over more or fewer tokens round otherwise
     asked = {"input": QUESTION, "max_output_tokens": 12, "temperature": 0, "top_logprobs": 2}

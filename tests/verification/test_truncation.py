@@ -84,6 +84,7 @@ def compare(sampling: Sampling, given: Iterable[torch.Tensor], cut: Truncation |
     return made, left
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_the_distribution_is_that_of_transformers(sampling: Sampling) -> None:
     made, left = compare(sampling, rows())

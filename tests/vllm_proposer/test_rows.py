@@ -63,6 +63,7 @@ def test_what_a_row_gets_does_not_depend_on_the_others() -> None:
     assert alone.proposed == requests[0].proposed
 
 
+@pytest.mark.medium
 def test_a_draft_is_what_the_local_loop_proposes_after_the_same_tokens() -> None:
     (each,) = asked(TEXTS[:1])
     batch = make()
@@ -93,6 +94,7 @@ def test_rows_that_move_wait_or_are_preempted_are_known_by_their_tokens() -> Non
     assert len(batch.rows) <= 8
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("verified", [0, 1])
 def test_drafts_that_were_not_verified_change_nothing(verified: int) -> None:
     (each,) = asked(TEXTS[:1])
@@ -134,6 +136,7 @@ def test_a_full_row_and_one_that_has_ended_get_no_draft() -> None:
     assert not ended.proposed[-1]
 
 
+@pytest.mark.medium
 def test_more_rows_than_are_kept_take_the_places_of_those_that_came_last() -> None:
     requests = asked()
     batch = make(most=2)
@@ -152,6 +155,7 @@ def test_of_more_rows_than_allowed_the_first_get_drafts() -> None:
     assert [[bool(draft) for draft in each.proposed] for each in requests] == [[True] * 3] * 2 + [[False] * 3] * 2
 
 
+@pytest.mark.medium
 def test_ids_that_are_no_text_get_no_draft() -> None:
     foreign, plain = asked(TEXTS[:2])
     foreign.prompt = [*foreign.prompt, remote().vocab.size + 5]
@@ -161,6 +165,7 @@ def test_ids_that_are_no_text_get_no_draft() -> None:
     assert any(plain.proposed)
 
 
+@pytest.mark.medium
 def test_a_batch_with_dear_drafts_gets_none() -> None:
     """Costs are of the clock: a draft token that delays eight rows by half a step of the target pays for none."""
     now = [0.0]
@@ -213,6 +218,7 @@ def test_a_row_without_a_draft_stops_no_other() -> None:
     assert sum(map(bool, plain.proposed[15:])) > 0.5 * len(plain.proposed[15:])
 
 
+@pytest.mark.medium
 def test_steps_that_are_not_told_of_are_made_up_for() -> None:
     (plain,), (each,) = asked(TEXTS[:1]), asked(TEXTS[:1])
     batch = make()

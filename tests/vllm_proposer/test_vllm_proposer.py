@@ -34,6 +34,7 @@ def _a_tested_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(omnidraft.vllm, "installed", lambda: "0.32.0+cpu")
 
 
+@pytest.mark.medium
 def test_rows_get_drafts_and_others_none() -> None:
     proposer = Proposer(config())
     proposer.load_model(None)
@@ -44,6 +45,7 @@ def test_rows_get_drafts_and_others_none() -> None:
     assert proposer.propose([], np.zeros(4, np.int32), table([])) == []
 
 
+@pytest.mark.medium
 def test_an_error_ends_the_drafts_and_not_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,6 +74,7 @@ class Group:
         return Group.said
 
 
+@pytest.mark.medium
 def test_the_first_rank_drafts_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for rank in range(2):
