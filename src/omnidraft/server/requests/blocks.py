@@ -126,7 +126,8 @@ SHOWN = Annotated[SearchResult, Tag("~search_result")] | Annotated[Document, Tag
 def _result(value: Any) -> str | None:
     kind = base.value_of(value, "type", "")
     if kind == "document":  # of text, or else a file
-        return "~document" if base.value_of(value.get("source"), "type", "") in ("text", "content") else "~media"
+        source = base.value_of(value.get("source"), "type", "")
+        return "~media" if isinstance(source, str) and source not in ("text", "content", "") else "~document"
     return f"~{base.MEDIA.get(kind, kind)}" if isinstance(kind, str) else None
 
 
