@@ -267,7 +267,8 @@ def test_search_results_and_documents_of_text_are_told(logged: At, client: Any) 
     refused = logged.post("/v1/messages", asked | {"messages": [{"role": "user", "content": [FILE]}]})
     assert refused.status_code == 400
     assert "messages[0].content[0].source.type" in refused.json()["error"]["message"]
-    for source in ({}, "x", None):  # neither text nor a file
+    neither_text_nor_file: tuple[Any, ...] = ({}, "x", None)
+    for source in neither_text_nor_file:
         held["content"] = [{"type": "document", "source": source}]
         refused = logged.post("/v1/messages", asked | {"messages": talk})
         assert refused.status_code == 400
