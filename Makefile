@@ -17,7 +17,7 @@ WHEEL_PIP := $(WHEEL)/env/bin/python -Im pip install --quiet --disable-pip-versi
 # runs a command without a network; empty where that is not allowed
 ALONE := $(shell unshare -rn true 2>/dev/null && echo unshare -rn)
 
-# The tests start some two hundred processes, each of which would compile the source anew.
+# The tests start many processes, each of which would compile the source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test unit coverage check newest newest-setup newest-test wheels wheel-check vllm vllm-test clean
