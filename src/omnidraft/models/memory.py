@@ -43,7 +43,8 @@ def _is_short(error: BaseException) -> bool:
         isinstance(error, kinds)
         or systems.is_out_of_memory(error)  # PyTorch has no kind of its own for CPUs, nor has the reader of safetensors
         or (isinstance(error, ImportError) and UNMAPPED in said)
-        or (said == NO_THREAD and systems.address_limit() is not None)  # whose stack takes megabytes
+        # a thread's stack takes megabytes, and extensions that do not look at what they allocated set no exception
+        or ((said == NO_THREAD or isinstance(error, SystemError)) and systems.address_limit() is not None)
     )
 
 
