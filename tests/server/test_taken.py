@@ -15,6 +15,8 @@ from llguidance import LLMatcher
 from transformers import PreTrainedTokenizerBase
 
 from omnidraft.api import OmniDraft
+from omnidraft.server.apis.anthropic import as_chat
+from omnidraft.server.apis.anthropic_bodies import MessagesRequest
 from omnidraft.server.grammars.grammar import ResponseFormat, answer_grammar, followed, tokens_of
 from omnidraft.server.requests.bodies import read
 from omnidraft.server.requests.chat_bodies import ChatRequest
@@ -225,6 +227,39 @@ def test_a_function_is_read_in_the_form_of_another_api(kind: type[Any], tool: di
     (function,) = tools_of(received.body).functions.values()
     assert function.model_dump(include={*STRICT}) == STRICT
     assert not any("tools" in path for path in received.ignored)
+
+
+@pytest.mark.parametrize(
+    "tool", [STRICTLY, {"type": "function", **STRICT}], ids=["a chat's in a message", "a response's in a message"]
+)
+def test_a_function_of_openai_is_read_in_a_message(tool: dict[str, Any]) -> None:
+    own = {"name": "add", "input_schema": STRICT["parameters"], "strict": True}
+    assert _function_of_a_message(tool) == _function_of_a_message(own) == STRICT
+    assert _function_of_a_message(ADD)["parameters"] == {"type": "object"}, "OpenAI's may lack a schema"
+
+
+def _function_of_a_message(tool: dict[str, Any]) -> Any:
+    received = read({"messages": user("x"), "tools": [tool]}, MessagesRequest)
+    assert received.ignored == []
+    (read_as,) = as_chat(received.body)["tools"]
+    return read_as["function"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        ("auto", "auto"),
+        ("required", "required"),
+        ("none", "none"),
+        (THAT, THAT),
+        ({"type": "function", "name": "add"}, THAT),
+    ],
+    ids=str,
+)
+def test_the_choice_of_a_function_of_openai_is_read_in_a_message(asked: Any, chosen: Any) -> None:
+    received = read({"messages": user("x"), "tools": [ADD], "tool_choice": asked}, MessagesRequest)
+    assert received.ignored == []
+    assert as_chat(received.body)["tool_choice"] == chosen
 
 
 @pytest.mark.parametrize(("asked", "thinks"), [(True, True), (False, False), ({"type": "disabled"}, False)], ids=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from omnidraft.server.grammars.json_schemas import whole
 from omnidraft.server.requests import chat_bodies as p
@@ -43,26 +43,47 @@ class Message(base.Body):
 
 
 class Tool(base.Body):
-    """A tool that the client runs."""
+    """A tool that the client runs; also as OpenAI's chats and responses have it."""
 
-    type: Literal["custom"] = "custom"
+    type: Literal["custom", "function"] = "custom"
     name: p.FunctionName
     description: str | None = None
     input_schema: base.Schema
     strict: bool | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def without_an_object(cls, tool: Any) -> Any:
+        """The tool as Anthropic has it, whose functions may lack no schema."""
+        if base.value_of(tool, "type", "") != "function":
+            return tool
+        inner = tool["function"] if isinstance(tool.get("function"), dict) else tool
+        schema = inner.get("parameters") or {"type": "object"}
+        return {"input_schema": schema, **{key: value for key, value in inner.items() if key != "parameters"}}
+
 
 def _tool(value: Any) -> str:
     kind = base.value_of(value, "type", "custom")
-    return "~other" if isinstance(kind, str) and kind != "custom" else "~object"
+    return "~other" if isinstance(kind, str) and kind not in ("custom", "function") else "~object"
 
 
 class ToolChoice(base.Body):
-    """The choice of tools to call."""
+    """The choice of tools to call; also in the words of OpenAI's chats and responses."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_an_object(cls, choice: Any) -> Any:
+        """The choice as Anthropic has it."""
+        if isinstance(choice, str):
+            return {"type": "any" if choice == "required" else choice}
+        if base.value_of(choice, "type", "") == "function":
+            inner = choice["function"] if isinstance(choice.get("function"), dict) else choice
+            return {"type": "tool", "name": inner.get("name")}
+        return choice
 
 
 class OutputFormat(base.Body):
