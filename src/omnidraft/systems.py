@@ -26,6 +26,7 @@ CORES = 0  # what Windows is asked of: RelationProcessorCore
 NICENESS = 19
 LARGE_PAGE = 2**21  # bytes of a page of memory on x86-64, and on most of ARM
 LARGE = 2 * LARGE_PAGE  # bytes from which on memory is in such
+OWN_PAGES = 2**17  # bytes from which on it is no piece of the heap
 # names of files that Windows takes for devices, whatever their endings
 DEVICES = {"AUX", "CON", "NUL", "PRN", *(f"{kind}{digit}" for kind in ("COM", "LPT") for digit in "123456789")}
 _PLACES = Lock()  # of files that are read by threads
@@ -132,21 +133,24 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def large_pages(count: int) -> memoryview | None:
-    """Empty memory, as much of it in pages of 2 MB as it fills, where Linux gives them; None elsewhere.
+def own_pages(count: int) -> memoryview | None:
+    """Empty memory in pages of its own, of 2 MB as far as it fills such; None for few bytes, or where not on Linux.
 
-    Addresses in such are found faster.  It is no piece of the heap, where neighbors would take the pages apart.
+    Addresses in large pages are found faster.  It is no piece of the heap, where neighbors would take such pages apart,
+    and of which the system gets nothing back while other pieces are in use.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None or count < LARGE:
+    if advice is None or count < OWN_PAGES:
         return None
+    large = count >= LARGE
     try:
-        block = mmap.mmap(-1, count + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block = mmap.mmap(-1, count + LARGE_PAGE * large, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:  # who asks for memory in the usual way says how much there is
         return None
-    begin = -ctypes.addressof(ctypes.c_char.from_buffer(block)) % LARGE_PAGE
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(block)) % LARGE_PAGE if large else 0
     with suppress(OSError):  # where there are none, pages are as they were
-        block.madvise(advice, begin, count // LARGE_PAGE * LARGE_PAGE)  # the rest would fill another with nothing
+        if large:
+            block.madvise(advice, begin, count // LARGE_PAGE * LARGE_PAGE)  # the rest would fill another with nothing
     return memoryview(block)[begin : begin + count]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from omnidraft.errors import ModelError
 from omnidraft.models.language_model import Read
+from omnidraft.models.native import kv_cache
 from omnidraft.models.native import step as native
 from omnidraft.models.native.kv_cache import KVBlocks
 from omnidraft.models.native.model import NativeModel, NativeSequence
@@ -19,6 +22,7 @@ from omnidraft.models.transformers_model import TransformersSequence
 from support.compilers import compiled_with, looked_for_anew, needs_the_8_bit_step
 from support.exact_models import HalfModel, native_step
 from support.models import build, refused
+from support.project_files import environment
 
 LENGTH = 6000
 WINDOW = 300  # more than a block
@@ -136,17 +140,16 @@ def test_blocks_are_taken_as_a_text_grows_and_given_back() -> None:
 
 def test_blocks_are_taken_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one text, and of those in one pass with it."""
-    true, left = torch.empty, 3
+    left = 3
 
-    def scarce(*size: Any, **options: Any) -> torch.Tensor:
+    def scarce(count: int) -> torch.Tensor:
         nonlocal left
-        if options.get("dtype") == torch.float16:
-            if not left:
-                raise RuntimeError("planted")
-            left -= 1
-        return true(*size, **options)
+        if not left:
+            raise RuntimeError("planted")
+        left -= 1
+        return native.memory(count)
 
-    monkeypatch.setattr(torch, "empty", scarce)
+    monkeypatch.setattr(kv_cache, "memory", scarce)
     blocks = KVBlocks(Shape(2, 12, 3, 20))
     blocks.reserve(0, 1)
     held = blocks.nbytes
@@ -165,6 +168,33 @@ def test_blocks_are_taken_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.nbytes for each in texts] == [2 * held, 2 * held], "a spare block each"
     left = 9
     assert texts[1].forward(text[:5], 1).isfinite().all()
+
+
+GIVEN_BACK = """
+import psutil, torch
+from omnidraft.models.native.kv_cache import KVBlocks
+from omnidraft.models.native.step import BLOCK, Shape
+
+resident = lambda: psutil.Process().memory_info().rss
+begin, texts, others = resident(), [], []
+for number in range(400):
+    texts.append(KVBlocks(Shape(4, 48, 3, 48)))
+    texts[-1].reserve(0, BLOCK)
+    texts[-1].share(0).fill_(1)
+    others.append(torch.ones(10_000))
+taken = resident() - begin
+del texts[::2]
+print((resident() - begin) / taken)
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the system's heap that gives memory back")
+def test_the_memory_of_texts_that_end_is_the_systems_again(tmp_path: Path) -> None:
+    """Also of those between others: limits on memory are for what a process takes, not for what it uses of it."""
+    command = [sys.executable, "-c", GIVEN_BACK]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=True)
+    assert 0.4 < float(done.stdout) < 0.6
 
 
 @pytest.mark.slow

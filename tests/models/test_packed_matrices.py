@@ -117,11 +117,11 @@ def test_inputs_are_rounded_by_halves_of_a_group(kind: int) -> None:
 
 
 @pytest.mark.parametrize("large", [True, False])
-@pytest.mark.parametrize("count", [0, 1, 2**22 - 1, 2**22, 2**23 + 5])
+@pytest.mark.parametrize("count", [0, 1, 2**17 + 5, 2**22 - 1, 2**22, 2**23 + 5])
 def test_a_vector_begins_where_weights_do(count: int, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not large:
-        monkeypatch.setattr(step, "large_pages", lambda _: None)
-    weights = step.weight_memory(count)
+        monkeypatch.setattr(step, "own_pages", lambda _: None)
+    weights = step.memory(count)
     assert (weights.dtype, weights.shape) == (torch.uint8, (count,))
     assert weights.data_ptr() % step.LINE == 0
     copied = pickle.loads(pickle.dumps(weights.fill_(7)))  # noqa: S301  of our own, as another process gets them

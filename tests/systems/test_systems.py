@@ -234,7 +234,7 @@ def flags_of(address: int) -> list[str]:
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no large pages")
 def test_large_pages_are_asked_for_as_far_as_memory_fills_them() -> None:
     count = 2 * systems.LARGE + 5
-    view = systems.large_pages(count)
+    view = systems.own_pages(count)
     assert view is not None
     address = ctypes.addressof(ctypes.c_char.from_buffer(view))
     assert (len(view), address % systems.LARGE_PAGE) == (count, 0)
@@ -242,7 +242,11 @@ def test_large_pages_are_asked_for_as_far_as_memory_fills_them() -> None:
     assert "hg" in flags_of(address)
     assert "hg" in flags_of(address + 2 * systems.LARGE - 1)
     assert "hg" not in flags_of(address + count - 1)
-    assert systems.large_pages(systems.LARGE - 1) is None
+    view = systems.own_pages(systems.LARGE - 1)
+    assert view is not None
+    view[0] = 1
+    assert "hg" not in flags_of(ctypes.addressof(ctypes.c_char.from_buffer(view)))
+    assert systems.own_pages(systems.OWN_PAGES - 1) is None
 
 
 @pytest.mark.parametrize("fault", ["absent", "refused"])
@@ -255,13 +259,13 @@ def test_where_there_are_no_large_pages(fault: str, monkeypatch: pytest.MonkeyPa
     else:
         monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
         monkeypatch.setattr(mmap, "mmap", refuse)
-    assert systems.large_pages(systems.LARGE) is None
+    assert systems.own_pages(systems.LARGE) is None
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no large pages")
 def test_memory_that_is_refused_large_pages_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", -1)  # no advice that there is
-    view = systems.large_pages(systems.LARGE)
+    view = systems.own_pages(systems.LARGE)
     assert view is not None
     assert not any(view[:: 2**12])
 

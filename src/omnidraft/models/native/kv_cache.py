@@ -16,7 +16,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.language_model import ROOM
 from omnidraft.models.memory import SHORTER, shortage
 from omnidraft.models.native.rotary import Rotation
-from omnidraft.models.native.step import BLOCK, LANES, Cache, Shape, pointer
+from omnidraft.models.native.step import BLOCK, LANES, Cache, Shape, memory, pointer
 
 SPARE = 1  # block beyond those in use that a crop keeps: drafts are cropped in every round
 POINTERS = 16  # pointers to blocks for which there is room at first; then for twice as many
@@ -65,7 +65,7 @@ class KVBlocks:
 
     def _allocate(self, length: int) -> torch.Tensor:
         try:
-            return torch.empty(self._shape, dtype=torch.float16, device="cpu")
+            return memory(math.prod(self._shape) * torch.float16.itemsize).view(torch.float16).view(self._shape)
         except (MemoryError, RuntimeError) as error:  # what torch raises for want of memory
             taken = -(-length // BLOCK) * math.prod(self._shape) * torch.float16.itemsize
             raise ModelError(shortage(f"keys and values of {length} tokens", taken, SHORTER)) from error

@@ -137,7 +137,7 @@ def _packed(stored: StoredMatrix) -> PackedMatrix:
     library, out = native.step_functions(), stored.out
     size = library.packed_bytes(stored.kind, out, stored.columns)
     try:
-        weights = native.weight_memory(size)
+        weights = native.memory(size)
     except (MemoryError, RuntimeError) as error:
         raise ModelError(shortage(f"weights {stored.name}", size)) from error
     panels = -(-out // PANEL)

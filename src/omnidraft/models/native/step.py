@@ -35,7 +35,7 @@ from omnidraft.models.native.prebuilt import (
     source_bytes,
 )
 from omnidraft.storage import cache_folder
-from omnidraft.systems import large_pages
+from omnidraft.systems import own_pages
 
 PRECISIONS = ("int8",)  # of weights that step.c takes
 WIDTH = 32  # columns of a chunk are padded to a multiple of it, as in step.c
@@ -125,10 +125,10 @@ class PackedMatrix(NamedTuple):
     kind: int
 
 
-def weight_memory(count: int) -> torch.Tensor:
-    """Memory for weights, (count) uint8, where a vector begins."""
-    if (large := large_pages(count)) is not None:
-        return torch.frombuffer(large, dtype=torch.uint8)
+def memory(count: int) -> torch.Tensor:
+    """Memory for weights, or for keys and values, (count) uint8, where a vector begins."""
+    if (pages := own_pages(count)) is not None:
+        return torch.frombuffer(pages, dtype=torch.uint8)
     room = torch.empty(count + LINE, dtype=torch.uint8, device="cpu")
     return room[-room.data_ptr() % LINE :][:count]
 
@@ -169,7 +169,7 @@ class Int8Group(Group):
         out, columns = weight.shape
         chunks = -(-columns // CHUNK_COLUMNS)
         width = -(-columns // (chunks * WIDTH)) * WIDTH
-        weights = weight_memory(chunks * out * width).view(torch.int8).view(chunks, out, width)
+        weights = memory(chunks * out * width).view(torch.int8).view(chunks, out, width)
         scales = torch.empty(out, dtype=torch.float32, device="cpu")
         for start in range(0, out, ROWS):  # a large matrix is never whole in 32 bits
             block, scales[start : start + ROWS] = rounded(weight[start : start + ROWS])
