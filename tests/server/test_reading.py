@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from omnidraft.server.grammars.grammar import SLASH
-from omnidraft.server.reading import json_calls
+from omnidraft.server.reading import call_formats, json_calls
+from omnidraft.server.reading import reader as reader_module
 from omnidraft.server.reading.call_formats import Marked, valued
 from omnidraft.server.reading.channels import ChannelReader
 from omnidraft.server.reading.choice import reading_of
@@ -475,12 +476,31 @@ LONG_ANSWERS = {
     "code in JSON": f'<tool_call>\n{{"name": "add", "arguments": {{"text": {CODE}}}}}\n</tool_call>',
     "code in a fence": f'```json\n{{"name": "add", "arguments": {{"text": {CODE}}}}}\n```',
     "code in a last line": f'So:\n{{"name": "add", "arguments": {{"text": {CODE}}}}}',
+    "code in Python": f"<|tool_call_start|>[add(text={CODE})]<|tool_call_end|>",
+    "code in Gemma's form": f'<|tool_call>call:add{{text:<|"|>{CODE[1:-1]}<|"|>}}<tool_call|>',
+    **{
+        f"openings: {text}": MANY * text
+        for text in (
+            *(
+                "<tool_call>{",
+                '<tool_call>{"',
+                '<tool_call>{"name": "add", "arguments": {',
+                '<tool_call>{"id": {"x": {',
+            ),
+            *("```json\n{", '```json\nadd{"a": ', '\n{"name"add{"b": <|"|>'),
+            *('<|tool_call_start|>[add(text="', "<|tool_call_start|>[add(", "<|tool_call>call:add{a:"),
+            *('<|tool_call>call:add{text:<|"|>x', "<tool_call>{}{"),
+        )
+    },
+    "brackets that close nothing": "<|tool_call_start|>[add(" + "}{" * MANY,
+    "ends of strings": '```json\nadd{"text": "' + '"a>",' * MANY,
     "code in XML": f"<tool_call>\n<function=add>\n<parameter=text>\n{CODE}\n</parameter>\n</function>\n</tool_call>",
 }
 
 
+@pytest.mark.parametrize("size", [5, 10**6])
 @pytest.mark.parametrize("name", LONG_ANSWERS)
-def test_long_answers_are_read_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_answers_are_read_once(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not again from the beginning with each piece, or from each line on."""
     text, seen = LONG_ANSWERS[name], [0]
 
@@ -489,18 +509,36 @@ def test_long_answers_are_read_once(name: str, monkeypatch: pytest.MonkeyPatch) 
             found = read(*arguments, **options)
             (whole,) = (each for each in arguments[:2] if isinstance(each, str))
             start = next((each for each in arguments if isinstance(each, int)), 0)
-            seen[0] += (found.end or len(whole)) - start
+            seen[0] += (found.end or getattr(found, "mark", None) or len(whole)) - start
             return found
 
         return call
 
-    monkeypatch.setattr(json_calls, "scan", counted(scan))
-    monkeypatch.setattr(json_calls, "_members", counted(json_calls._members))  # noqa: SLF001
-    monkeypatch.setattr(Marked, "__call__", counted(Marked.__call__))
-    reader = make(Transcript("", template=CODER if "XML" in name else QWEN))
-    found = read(reader, text, 5)
-    assert len(found.calls) == (MANY if name == "lines" else int(name.startswith("code")))
-    assert seen[0] < 10 * len(text)
+    for module in (json_calls, call_formats, reader_module):
+        monkeypatch.setattr(module, "scan", counted(scan))
+    if not name.startswith("openings"):  # of what is wrong at once, its length is counted, too
+        monkeypatch.setattr(json_calls, "_members", counted(json_calls._members))  # noqa: SLF001
+        monkeypatch.setattr(Marked, "__call__", counted(Marked.__call__))
+    reader = make(Transcript("", template=CODER if "XML" in name else f"{QWEN} {LFM} {GEMMA4}"))
+    found = read(reader, text, size)
+    if not name.startswith("openings"):  # whose last is a call where only brackets are missing
+        assert len(found.calls) == (MANY if name == "lines" else int(name.startswith("code")))
+    assert seen[0] < (10 if name.startswith(("code", "line")) else 50) * len(text)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("<tool_call>{", "{"),
+        ('<tool_call>{"name": "add"', "{"),
+        ("```json\nadd", "<"),
+        ("<tool_call>\n<function=add>\n<parameter=text>x", "<"),
+    ],
+)
+def test_much_space_is_read_once(begin: str, end: str) -> None:
+    """Patterns that try it in several ways take the square or the cube of it: here minutes, and hours."""
+    text = begin + 100_000 * " " + end
+    assert read(make(Transcript("")), text, 10**6) == Told(text)
 
 
 @pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if "add" in each.text])

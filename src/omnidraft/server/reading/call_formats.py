@@ -17,9 +17,11 @@ from typing import Any, Protocol
 
 from omnidraft.server.reading.events import Call, Functions
 from omnidraft.server.reading.json_calls import (
+    AHEAD,
     ARGUMENTS,
     MORE,
     NONE,
+    NOWHERE,
     Found,
     calls_in,
     checked,
@@ -29,7 +31,7 @@ from omnidraft.server.reading.json_calls import (
     read_json,
     whole_calls,
 )
-from omnidraft.server.reading.scanning import GEMMA, PYTHON, scan, tokens
+from omnidraft.server.reading.scanning import GEMMA, PYTHON, begun, outside, scan, tokens
 
 NAME = r"[\w.-]{1,260}"  # as long as bodies may have them, and namespaces before them
 FUNCTION_MARK = "<function="
@@ -37,8 +39,9 @@ END_MARK = "</tool_call>"
 LINE_MARK = '\n{"name"'
 WITH_ARGUMENTS = re.compile(rf'"(?:{"|".join(ARGUMENTS)})"\s*:')
 HEADER = re.compile(
-    rf"\s*(?:function<｜tool▁sep｜>|functions\.)?({NAME}?)(?::\d+)?\s*"
-    r"(?:<｜tool▁sep｜>|<\|tool_call_argument_begin\|>|\[CALL_ID\]\w+(?:\[ARGS\])?|\[ARGS\])?\s*(?:```json\s*)?(?=\{)"
+    rf"\s*+(?:function<｜tool▁sep｜>|functions\.)?({NAME}?)(?::\d+)?\s*+"
+    r"(?:(?:<｜tool▁sep｜>|<\|tool_call_argument_begin\|>|\[CALL_ID\]\w+(?:\[ARGS\])?|\[ARGS\])\s*+)?"
+    r"(?:```json\s*+)?(?=\{)"  # no space is tried twice: two of \s* in a row take the square of a long one
 )
 BEFORE_NAME = ("functions.", "function<｜tool▁sep｜>")
 WORD = re.compile(rf"\s*(?:functions\.|function<｜tool▁sep｜>)?({NAME})?")
@@ -50,6 +53,7 @@ PYTHON_BEGUN = re.compile(rf"\[\s*(?:{NAME})?")
 GEMMA_CALL = re.compile(rf"\s*call:({NAME})(?=\{{)")
 GEMMA_BEGUN = re.compile(rf"\s*(?:c|ca|cal|call|call:(?:{NAME})?)?")
 BARE_KEY = re.compile(r"(^|[{,]\s*)([A-Za-z_][\w-]*)\s*:")
+STRING_MARKS = ('<|"|>', "<escape>")  # Gemma's
 LITERALS = {"True": True, "False": False, "None": None}  # as Python writes them
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
@@ -66,7 +70,7 @@ class Marked:
     """Calls whose arguments are texts between marks: a name, pairs of a key and a text, and an end."""
 
     head: re.Pattern[str]
-    pair: re.Pattern[str]
+    pair: re.Pattern[str]  # with a group `last` where space ends its text
     end: re.Pattern[str]
     begun: re.Pattern[str]  # what may become a pair
     marks: tuple[str, ...]  # one of which may begin behind that
@@ -78,7 +82,7 @@ class Marked:
             return MORE if head is None and more else NONE
         values, place = [], head.end()
         while (each := self.pair.match(text, place)) is not None:
-            values.append((each[1].strip(), each[2]))
+            values.append((each[1].strip(), each[2] if each["last"] is None else each[2].rstrip()))
             place = each.end()
         closed, rest = self.end.match(text, place), text[place:].lstrip()
         if closed is not None or (over and not rest):
@@ -93,15 +97,19 @@ class Marked:
 XML_BEGUN = re.compile(rf"\s*{FUNCTION_MARK}(?:{NAME})?\Z")
 XML = Marked(
     re.compile(rf"\s*<function=({NAME})>"),
-    # whose end ends the last text, too
-    re.compile(rf"\s*<parameter=({NAME})>\n?(.*?)(?:\n?</parameter>|(?=\s*</function>\s*{END_MARK}))", re.DOTALL),
+    re.compile(
+        rf"\s*<parameter=({NAME})>\n?([^<\n]*+(?:(?!\n?</parameter>|</function>\s*{END_MARK})[<\n][^<\n]*+)*+)"
+        rf"(?:\n?</parameter>|(?P<last>(?=</function>\s*{END_MARK})))"  # the function's end ends the last text, too
+    ),
     re.compile(rf"\s*(?:</function>|(?={END_MARK}))"),
     re.compile(rf"<parameter=(?:{NAME}(?:>.*)?)?", re.DOTALL),
     ("<parameter=", "</function>", END_MARK),
 )
 PAIRS = Marked(
     re.compile(rf"\s*({NAME})\s{{0,50}}(?=<arg_key>|{END_MARK})"),
-    re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
+    re.compile(
+        r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>([^<]*+(?:(?!</arg_value>)<[^<]*+)*+)</arg_value>(?P<last>(?!))?"
+    ),
     re.compile(rf"\s*(?={END_MARK})"),
     re.compile(r"<arg_key>[^<]*(?:</arg_key>\s*(?:<arg_value>.*)?)?", re.DOTALL),
     ("<arg_key>", "</arg_key>", "<arg_value>", END_MARK),
@@ -179,9 +187,9 @@ def python(text: str, functions: Functions, close: Sequence[str], *, over: bool 
 
 
 def _python_calls(functions: Functions, text: str) -> Found:
-    end = scan(text, 0, PYTHON).end
-    if end is None:
-        return MORE
+    end = _value_end(text, PYTHON)
+    if end is None or end == NOWHERE:
+        return MORE if end is None else NONE
     try:
         tree = ast.parse(text[:end], mode="eval").body
         calls = [_python_call(each, functions) for each in getattr(tree, "elts", ())]
@@ -213,9 +221,9 @@ def gemma(text: str, functions: Functions, close: Sequence[str], *, over: bool =
 
 
 def _gemma_call(name: str, text: str) -> Found:
-    end = scan(text, 0, GEMMA).end
-    if end is None:
-        return MORE
+    end = _value_end(text, GEMMA)
+    if end is None or end == NOWHERE:
+        return MORE if end is None else NONE
     json_text, place = "", 0
     for token in tokens(GEMMA).finditer(text, 0, end):
         string = token["new"] if token["old"] is None else token["old"]
@@ -223,6 +231,18 @@ def _gemma_call(name: str, text: str) -> Found:
         json_text += token[0] if string is None else json.dumps(string, ensure_ascii=False)
         place = token.end()
     return checked(Found([Call(name, json_text)], end))
+
+
+def _value_end(text: str, syntax: str) -> int | None:
+    """Where a value in brackets ends, as `value_end` says it: NOWHERE where it begins with what stands in no value."""
+    ahead = text[:AHEAD]
+    if (end := scan(ahead, 0, syntax).end) is None:
+        bare = outside(ahead, syntax)
+        bare = bare[: len(bare) - begun(bare, STRING_MARKS)]
+        if ("<" in bare or "`" in bare) and "#" not in bare:  # a comment of Python's
+            return NOWHERE
+        end = scan(text, 0, syntax).end
+    return end
 
 
 # ---------------------------------------------------------------- arguments that are written as text

@@ -30,8 +30,15 @@ SCHEMA = {
     "$defs",
     "strict",
 }
-KEY = re.compile(r'\s*,?\s*"((?:[^"\\]|\\.)*)"\s*:\s*', re.DOTALL)
-CLOSED = re.compile(r"\s*,?\s*\}")
+KEY = re.compile(r'\s*+(?:,\s*+)?"((?:[^"\\]|\\.)*)"\s*:\s*', re.DOTALL)
+NO_MEMBER = re.compile(rf'\s*+(?:,\s*+)?+(?:[^\s"}}]|{scanning.STRING}\s*+[^\s:])', re.DOTALL)
+# what may be the beginning of a value in brackets, by what stands next to each other
+BEGUN = re.compile(
+    rf"""(?:{scanning.STRING}(?=\s*+(?:[:,\]}}]|\Z))|\{{(?=\s*+(?:[",}}]|\Z))|\[(?=\s*+(?:[-"\dtfn{{\[\],]|\Z))"""
+    r"""|[\]}](?=\s*+(?:[,\]}]|\Z))|[^"{}\[\]<`])*+(?:"(?:[^"\\]|\\.)*+\\?)?\Z""",
+    re.DOTALL,
+)
+CLOSED = re.compile(r"\s*+(?:,\s*+)?\}")
 STRING = re.compile(scanning.STRING, re.DOTALL)
 OPEN_STRING = re.compile(f"{scanning.STRING}?", re.DOTALL)  # which may go on
 LITERAL = re.compile(r"[^\s,\]}]+(?=[\s,\]}])")
@@ -40,6 +47,8 @@ BETWEEN = re.compile(r"[\s,;]*")
 TAGS = ("<tool_call>", "</tool_call>")
 STRAY = re.compile(r"(?:</?tool_call>|[ \n\t\r,;])*")  # between calls and behind them
 SPACE = re.compile(r"\s*")
+AHEAD, JUNK = 150, 500  # characters of a value that are read before its end is looked for; of one that is no JSON
+NOWHERE = -1  # the end of a value that has none
 CONTROL = re.compile(r"[\x00-\x1f]")
 LAST_COMMA = re.compile(rf"(?P<string>{scanning.STRING})|,(?=\s*[}}\]])", re.DOTALL)
 IN_STRING = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
@@ -73,7 +82,9 @@ def read_arguments(name: str, text: str, close: Sequence[str] = (), *, over: boo
     """The call of a function whose arguments are the JSON object that a text begins with."""
 
     def read(given: str) -> Found:
-        end = scan(given, 0, JSON).end
+        end = value_end(given, 0)
+        if end == NOWHERE:
+            return NONE
         return checked(Found([Call(name, given[:end], cut=end is None)], end))
 
     return mending(read, text, JSON, close, over=over)
@@ -81,8 +92,14 @@ def read_arguments(name: str, text: str, close: Sequence[str] = (), *, over: boo
 
 def mending(read: Callable[[str], Found], text: str, syntax: str, close: Sequence[str], *, over: bool) -> Found:
     """What is read in a text whose last brackets may be missing: before a closing mark, or where the text is `over`."""
+    sure = len(text) - (0 if over else begun(text, close))
+    sure = min((place for mark in close if (place := text.find(mark)) >= 0), default=sure)
+    found = read(text[:sure])
+    if found.wrong:  # whatever follows: the brackets of the rest, which may be long, are not looked at
+        return NONE
     state = scan(text, 0, syntax, close)
-    found = read(text)
+    if found.end is None and sure < len(text):
+        found = read(text)
     if found.end is not None and state.mark is None:  # a mark comes first, also where brackets behind it would close
         return found
     place = len(text) if state.mark is None and over and state.missing else state.mark
@@ -192,23 +209,36 @@ def _members(text: str, at: int) -> _Object:
     found = _Object({})
     place = at + 1
     while (key := KEY.match(text, place)) is not None:
-        end = _value_end(text, key.end())
+        end = value_end(text, key.end())
+        if end == NOWHERE:
+            found.wrong = True
+            return found
         found.values.setdefault(key[1], text[key.end() : end])
         if end is None:
             found.whole = False
             return found
         place = end
-    closed, behind = CLOSED.match(text, place), _end_of(SPACE, text, place)
+    closed = CLOSED.match(text, place)
     found.end = closed.end() if closed else None
-    found.wrong = closed is None and behind < len(text) and text[behind] not in '",'
+    found.wrong = closed is None and NO_MEMBER.match(text, place) is not None
     return found
 
 
-def _value_end(text: str, start: int) -> int | None:
-    """Where the JSON value that begins at `start` ends; None where it goes on."""
+def value_end(text: str, start: int) -> int | None:
+    """Where the JSON value that begins at `start` ends; None where it goes on, NOWHERE where it does so to no end.
+
+    Many values that never end, each looked through to the end of the text, would take the square of it.
+    """
     first = text[start : start + 1]
     if first in ("{", "["):
-        return scan(text, start, JSON).end
+        ahead = text[start : start + AHEAD]
+        end = scan(ahead, 0, JSON).end
+        if end is not None:
+            return start + end
+        if BEGUN.match(ahead):
+            return scan(text, start, JSON).end if len(text) > start + AHEAD else None
+        end = scan(text[start : start + JUNK], 0, JSON).end
+        return start + end if end is not None else NOWHERE if len(text) >= start + JUNK else None
     if first != '"':
         literal = LITERAL.match(text, start)
         return literal.end() if literal else None

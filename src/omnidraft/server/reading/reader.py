@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from omnidraft.server.reading.call_formats import (
     FENCE,
     FUNCTION_MARK,
     LINE_MARK,
     TOO_MANY,
+    Style,
     function_in_xml,
+    gemma,
     last_lines,
-    named,
     python,
     tagged,
 )
 from omnidraft.server.reading.events import Arguments, Begin, End, Event, Functions, Reader, Reasoning, Text
 from omnidraft.server.reading.json_calls import MORE, NONE, Found, calls_in, cut_calls, quoted, read_value, whole_calls
 from omnidraft.server.reading.marks import Region, RegionMarks
-from omnidraft.server.reading.scanning import JSON, Brackets, begins, begun, scan
+from omnidraft.server.reading.scanning import GEMMA, JSON, PYTHON, Brackets, begins, begun, scan
 
 # the first key of an object that may be a call
 FIRST = re.compile(r'\s*[\[{]?\s*\{?\s*"(?:name|function|tool|type|id|arguments|parameters|args)"')
@@ -26,6 +28,8 @@ KEYED = re.compile(r'\s*\[?\s*\{\s*"[^"]*"')
 EARLY = re.compile(r'\s*\[?\s*(?:\{\s*(?:"[^"]*)?)?')  # of a text that may become one with a key
 LISTED = re.compile(r"\s*\[\s*[\w.-]*(?:\(|\Z)")  # calls as Python writes them
 LONG = 200  # characters of a call behind which only what may end it is looked at
+OFTEN = 32  # times that each character is read at most while more comes, where all of a text might end a call
+SYNTAXES: Mapping[Style, str] = {python: PYTHON, gemma: GEMMA}  # of brackets, but for JSON
 MAY_END = re.compile(r"[\])}>`]")
 XML_MAY_END = re.compile("</(?:parameter|function|arg_key|arg_value|tool_call)>")
 BRACKET = re.compile(r"\s*[\[{]")
@@ -57,7 +61,7 @@ class TextReader(Reader):
         self._region: Region | None = None  # that is open
         self._behind = False  # a call in it
         self._brackets: Brackets | None = None  # of the call in it that comes
-        self._fed = 0  # characters
+        self._fed = self._read_again = 0  # characters
         self._sure = 0  # characters of the last lines that are whole calls
         self._passed, self._open = 0, set[int]()  # places in the answer before which, and at which, none of these begin
         self._began = self._thought = False  # text; the end of reasoning
@@ -81,23 +85,26 @@ class TextReader(Reader):
             return [Text(text)] if text else []
         self._held += text
         self._fed += len(text)
-        may_end = True
-        if self._region is not None:
-            may_end = self._may_end(self._region, text)
-        elif self._maybe and str(self._close) not in self._held:
-            may_end = MAY_END.search(text) is not None
-        return self._read(final=False) if may_end or len(self._held) <= LONG else []
+        length = len(self._held)
+        if length > LONG and (not self._may_end(text) or self._read_again + length > OFTEN * self._fed):
+            return []
+        self._read_again += length
+        events = self._read(final=False)
+        if len(self._held) < length:
+            self._brackets = None
+        return events
 
-    def _may_end(self, region: Region, text: str) -> bool:
-        """Whether the call that a region waits for may end with this text, the last of what is held."""
-        if region.style in (named, last_lines) or (region.style is tagged and BRACKET.match(self._held)):
-            if self._brackets is None:
-                self._brackets, text = Brackets(), self._held
-                text = region.open + text if region.style is last_lines else text
-            return self._brackets.may_end(text)
-        if region.style in (tagged, function_in_xml):
+    def _may_end(self, text: str) -> bool:
+        """Whether what is held may be decided with this text, the last of it."""
+        region = self._region
+        if region is None:
+            maybe = self._maybe and str(self._close) not in self._held
+            return not maybe or MAY_END.search(text) is not None
+        if region.style in (tagged, function_in_xml) and not BRACKET.match(self._held):
             return XML_MAY_END.search(self._held, max(0, len(self._held) - len(text) - len("</arg_value"))) is not None
-        return MAY_END.search(text) is not None
+        if self._brackets is None:
+            self._brackets = Brackets(SYNTAXES.get(region.style, JSON), region.close)
+        return self._brackets.may_end(region.open + self._held if region.style is last_lines else self._held)
 
     def end(self, *, cut: bool = False) -> list[Event]:
         events = self._read(final=True, cut=cut)
@@ -193,7 +200,6 @@ class TextReader(Reader):
         else:
             found = region.style(self._held[start:], self._functions, region.close, over=final and not cut)
         if found.end is not None:
-            self._brackets = None
             self._held, self._behind, self._space = self._held[start + found.end :], True, ""
             return self._called(found.calls)
         if not (found.wrong or final):
@@ -222,7 +228,7 @@ class TextReader(Reader):
         if found.wrong:
             self._passed = start + self._sure
             if over:  # what is in open brackets now, is so to the end
-                self._open = {start + place for place in scan(lines, self._sure, JSON).open}
+                self._open |= {start + place for place in scan(lines, self._sure, JSON).open}
         return found
 
     def _next_call(self, region: Region, *, final: bool) -> int | None:
@@ -299,7 +305,7 @@ class TextReader(Reader):
             self._held = text[mark.start() :]
         else:
             self._region, self._held = self._opens.get(mark[0]), text[mark.end() :]
-            self._brackets, self._sure = None, 0
+            self._sure = 0
         return self._out(text[: mark.start()])
 
     def _is_passed(self, place: int) -> bool:

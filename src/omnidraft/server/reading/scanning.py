@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 
 CLOSERS = {"{": "}", "[": "]", "(": ")"}
-MARKS_END = ">`"  # with which closing marks do
-WITHIN, OUTSIDE = re.compile(r'\\.|"', re.DOTALL), re.compile(rf'["\[\]{{}}{MARKS_END}]')  # a string
-STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
+STEPS = {"up": 1, "down": -1}
+TAIL = 32  # characters; no mark has more
 STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 # strings, and in the group `open` the mark that opens one which goes on; brackets
 JSON = rf'{STRING}|(?P<open>")|(?P<up>[\[{{])|(?P<down>[\]}}])'
@@ -58,24 +57,51 @@ def scan(text: str, start: int, syntax: str, close: Sequence[str] = ()) -> Scan:
     return Scan(missing="".join(reversed(closers)), open=opened)
 
 
-class Brackets:
-    """Brackets of JSON that comes in pieces: `scan` of all that there is, again and again, takes the square of that."""
+def outside(text: str, syntax: str) -> str:
+    """The beginning of a text without its strings, up to one that goes on."""
+    rest, place = "", 0
+    for token in tokens(syntax).finditer(text):
+        if token.lastgroup not in STEPS:
+            rest += text[place : token.start()]
+            place = token.end()
+            if token.lastgroup == "open":
+                return rest
+    return rest + text[place:]
 
-    def __init__(self) -> None:
-        self._depth, self._string, self._rest = 0, False, ""
+
+class Brackets:
+    """Brackets of a value that grows: `scan` of all that there is, again and again, takes the square of that."""
+
+    def __init__(self, syntax: str, close: Sequence[str] = ()) -> None:
+        self._tokens = tokens(syntax, tuple(close))
+        self._string: re.Pattern[str] | None = None  # the end of the one that is open
+        self._place, self._depth, self._seen = 0, 0, 0
 
     def may_end(self, text: str) -> bool:
-        """Whether the value may end within this next piece, or a closing mark does, or no bracket is open behind it."""
-        text, place, ends = self._rest + text, 0, False
-        while (token := (WITHIN if self._string else OUTSIDE).search(text, place)) is not None:
+        """Whether the value ends in what is new of this text, or a mark does, or no bracket is open behind it."""
+        place, depth, string, ends = self._place, self._depth, self._string, False
+        sure = len(text) - TAIL  # what begins behind it may be part of something longer
+        while (token := (string or self._tokens).search(text, place)) is not None:
             place = token.end()
-            if token[0] == '"':
-                self._string = not self._string
-            elif not self._string:
-                self._depth += STEPS.get(token[0], 0)
-                ends |= self._depth <= 0 or token[0] in MARKS_END
-        self._rest = "\\" if self._string and text.endswith("\\", place) else ""
-        return ends or self._depth <= 0
+            if string is not None:
+                string = string if token[0][0] == "\\" else None
+            elif token.lastgroup == "open":
+                string = _end_of_string(token[0])
+            else:
+                depth += STEPS.get(str(token.lastgroup), 0)
+                ends |= place > self._seen and (token.lastgroup == "mark" or depth <= 0)
+            if place <= sure:
+                self._place, self._depth, self._string = place, depth, string
+        if place < sure:
+            self._place = sure
+        self._seen = len(text)
+        return ends or depth <= 0
+
+
+@cache
+def _end_of_string(mark: str) -> re.Pattern[str]:
+    """What ends a string that this mark opens, or must not: a character behind a backslash, but for Gemma's marks."""
+    return re.compile(re.escape(mark) if mark[0] == "<" else rf"\\.|{mark}", re.DOTALL)
 
 
 @cache
