@@ -17,6 +17,7 @@ from omnidraft.server.reading.call_formats import Marked, valued
 from omnidraft.server.reading.channels import ChannelReader
 from omnidraft.server.reading.choice import reading_of
 from omnidraft.server.reading.events import Arguments, Begin, Call, End, Event, Reader, Reasoning, Text
+from omnidraft.server.reading.json_calls import read_value
 from omnidraft.server.reading.marks import marks_of
 from omnidraft.server.reading.reader import CallReader, TextReader
 from omnidraft.server.reading.scanning import scan
@@ -436,6 +437,21 @@ def test_arguments_of_a_forced_call_stream_as_they_come() -> None:
     pieces = [event.text for each in WRITTEN for event in reader.feed(each) if isinstance(event, Arguments)]
     assert len(pieces) > 10
     assert "".join(pieces) == json.dumps(WHOLE[1])
+
+
+def test_a_long_forced_call_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again from the beginning with each piece of its arguments."""
+    text, seen = f'{{"name": "add", "arguments": {{"list": [1.5, null, true], "text": {CODE}}}, "id": "x"}}', [0]
+    monkeypatch.setattr(reader_module, "read_value", lambda *given: (seen.append(len(given[0])), read_value(*given))[1])
+    found = read(CallReader(FUNCTIONS), text, 4)
+    assert found.values == [("add", {"list": [1.5, None, True], "text": json.loads(CODE)})]
+    assert sum(seen) < 10 * len(text)
+
+
+@pytest.mark.parametrize("size", range(1, 40))
+def test_what_stands_behind_the_arguments_of_a_forced_call_is_none(size: int) -> None:
+    found = read(CallReader(FUNCTIONS), f'{WRITTEN[:-1]}, "id": {{"x": [1, "}}"]}}}}', size)
+    assert found.values == [WHOLE]
 
 
 def test_numbers_that_no_client_can_hold_are_strings_in_a_forced_call() -> None:

@@ -33,6 +33,9 @@ SYNTAXES: Mapping[Style, str] = {python: PYTHON, gemma: GEMMA}  # of brackets, b
 MAY_END = re.compile(r"[\])}>`]")
 XML_MAY_END = re.compile("</(?:parameter|function|arg_key|arg_value|tool_call)>")
 BRACKET = re.compile(r"\s*[\[{]")
+IN_STRING = re.compile(r'\\.|"|(?P<more>\\\Z)', re.DOTALL)
+OUTSIDE = re.compile(r'["\[\]{}]|(?P<more>[^\s"{}\[\],:]+\Z)|(?P<literal>[^\s"{}\[\],:]+)')  # a string
+DEPTHS = {"{": 1, "[": 1, "}": -1, "]": -1}
 BETWEEN = " \n\t\r,;"  # calls
 LAST = ("}", "]", ">", ",", ";")  # ends of calls in an answer's last lines, and of what may stand behind them
 
@@ -333,11 +336,19 @@ class CallReader(Reader):
     def __init__(self, functions: Functions) -> None:
         super().__init__(functions, one=True)
         self._text, self._told = "", -1  # characters of the arguments; -1 before they begin
+        self._arguments: Value | None = None  # that are open
         self._over = False
 
     def feed(self, text: str) -> list[Event]:
         self._text += text
-        return [] if self._over else self._more(read_value(self._text, self._functions))
+        if self._over:
+            return []
+        if self._arguments is not None:
+            more = self._arguments.feed(text)
+            if self._arguments.depth > 0:
+                self._told += len(more)
+                return [Arguments(more)] if more else []
+        return self._more(read_value(self._text, self._functions))
 
     def end(self, *, cut: bool = False) -> list[Event]:  # noqa: ARG002
         return [] if self._over or self._told < 0 else [End(cut=True)]
@@ -349,9 +360,38 @@ class CallReader(Reader):
         if self._told < 0:
             events.append(Begin(call.name))
             self._told = 0
-        arguments = quoted(call.arguments, whole=not call.cut)
+        arguments, value = quoted(call.arguments, whole=not call.cut), Value()
+        if call.cut and self._text.endswith(call.arguments):
+            value.feed(call.arguments)
+        self._arguments = value if value.depth > 0 else None
         if more := arguments[self._told :]:
             events.append(Arguments(more))
             self._told += len(more)
         self._over = found.end is not None
         return [*events, *([End()] if self._over else [])]
+
+
+class Value:
+    """A value in JSON that comes in pieces: what `quoted` makes of it, as far as that is certain."""
+
+    def __init__(self) -> None:
+        self.depth = 0  # brackets that are open
+        self._string, self._rest = False, ""
+
+    def feed(self, text: str) -> str:
+        """What is certain with this text, up to the value's end, and was not before."""
+        text, told, place, self._rest = self._rest + text, "", 0, ""
+        while (token := (IN_STRING if self._string else OUTSIDE).search(text, place)) is not None:
+            told += text[place : token.start()]
+            place = token.end()
+            if token.lastgroup == "more":
+                self._rest = token[0]
+                return told
+            told += quoted(token[0], whole=True) if token.lastgroup == "literal" else token[0]
+            if token[0] == '"':
+                self._string = not self._string
+            elif not self._string and token[0] in DEPTHS:
+                self.depth += DEPTHS[token[0]]
+                if self.depth <= 0:
+                    return told
+        return told + text[place:]
