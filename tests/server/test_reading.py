@@ -238,6 +238,33 @@ WRAPPED = {
     "text behind calls in a fence": Transcript(
         f"```xml\n{IN_TAGS}\n{IN_TAGS}\nDone.", [ADD_1, ADD_1], "\nDone.", template=QWEN
     ),
+    "brackets behind a mark between calls": Transcript(
+        f"```xml\n{IN_TAGS} <tool_call>\n}}{IN_TAGS}", [ADD_1, ADD_1], template=QWEN
+    ),
+    **{
+        f"a fence of calls: {text}": Transcript(text, [ADD_1] * text.count(BARE), before + after, template=QWEN)
+        for before, fence, after in (
+            *(("", f"```\n{IN_TAGS}\n```", ""), ("So:\n", f"```\n{IN_TAGS}\n{IN_TAGS}\n```", "\nDone.")),
+            *(
+                ("", f"```text\n{IN_TAGS}```", ""),
+                ("", f"```\n{IN_TAGS}", ""),
+                ("", f"```\n<tool_call>{BARE}\n```", ""),
+            ),
+            ("```python\nx = 1\n```\n\n", f"```\n{IN_TAGS}\n``` ", ""),
+            ("````\nx = 1\n````\n", f"```python\n{IN_TAGS}\n```", "\n```python\nx = 2\n```\n."),
+        )
+        for text in (before + fence + after,)
+    },
+    **{
+        f"no fence of calls: {text}": Transcript(
+            text, [ADD_1] * text.count(BARE), text.replace(IN_TAGS, "").rstrip("\n"), template=QWEN
+        )
+        for text in (
+            *(f"```\n{IN_TAGS}\nDone.\n```", f"```\n{IN_TAGS}\n```python\nx = 1\n```", f"So: ```\n{IN_TAGS}\n```"),
+            *(f"```\nx = 1\n```\n{IN_TAGS}\nYes.", f"```\nx = 1\n```\n{IN_TAGS}\n```\nx = 2\n```"),
+            *("```\n<tool_call>no</tool_call>\n```", "``` \nx = 1\n```"),
+        )
+    },
     "a fence around text": Transcript("```xml\n<tool_call>no\n```\n", content="```xml\n<tool_call>no\n```\n"),
     "behind code": Transcript(
         f"So:\n```python\nprint(1)\n```\n{IN_TAGS}\n```python\nx = 2\n```\nEnd.",
@@ -480,6 +507,12 @@ def test_text_behind_a_line_of_json_is_passed_on_at_once() -> None:
     reader, line = make(Transcript("")), BARE.replace("1", '1, "text": "' + 300 * "x" + '"')
     said = [told(reader.feed(text)).content for text in ("So:\n", line, "\n", "That", " is")]
     assert said == ["So:", "", "", f"\n{line}\nThat", " is"]
+
+
+def test_the_opening_line_of_a_fence_is_held_back_until_it_is_known() -> None:
+    reader = make(Transcript(""))
+    said = [told(reader.feed(text)).content for text in ("So:", "\n", "```", "python", "\n", "x", " = 1\n", "```", "\n")]
+    assert said == ["So:", "", "\n", "", "", "```python\nx", " = 1", "\n", ""]
 
 
 MANY = 200

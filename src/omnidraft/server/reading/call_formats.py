@@ -22,6 +22,8 @@ from omnidraft.server.reading.json_calls import (
     MORE,
     NONE,
     NOWHERE,
+    STRAY,
+    TAGS,
     Found,
     calls_in,
     checked,
@@ -47,6 +49,7 @@ BEFORE_NAME = ("functions.", "function<｜tool▁sep｜>")
 WORD = re.compile(rf"\s*(?:functions\.|function<｜tool▁sep｜>)?({NAME})?")
 HEADER_LENGTH = 100  # characters between a name and its arguments are fewer
 FENCE = "```"
+LAST_LINE = re.compile(r"```[ \r]*$", re.MULTILINE)  # of a code fence
 TOO_MANY = re.compile(r"^(?:\s*[}\]])+")  # brackets behind a call
 PYTHON_CALL = re.compile(rf"\[\s*({NAME})\(")
 PYTHON_BEGUN = re.compile(rf"\[\s*(?:{NAME})?")
@@ -124,6 +127,24 @@ def tagged(text: str, functions: Functions, close: Sequence[str], *, over: bool 
     return (XML if bare.startswith(FUNCTION_MARK) or FUNCTION_MARK.startswith(bare) else PAIRS)(
         text, functions, close, over=over
     )
+
+
+def fenced(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:
+    """All calls of a code fence that holds nothing else, the first behind a `<tool_call>`, up to its closing mark."""
+    calls: list[Call] = []
+    rest = text
+    while True:
+        found = tagged(rest, functions, (*close, FENCE), over=over)
+        calls += found.calls
+        if found.end is None:
+            return NONE if found.wrong else Found(calls)
+        rest = STRAY.sub("", TOO_MANY.sub("", rest[found.end :]), count=1)
+        if not over and any(mark.startswith(rest.rstrip(" ")) for mark in (FENCE, *TAGS, FUNCTION_MARK)):
+            return Found(calls)
+        if not rest or LAST_LINE.match(rest):
+            return Found(calls, len(text) - len(rest.removeprefix(FENCE)))
+        if not rest.startswith(("{", "[", FUNCTION_MARK)):
+            return NONE
 
 
 def function_in_xml(text: str, functions: Functions, close: Sequence[str], *, over: bool = False) -> Found:

@@ -9,6 +9,7 @@ from omnidraft.server.reading.call_formats import (
     FUNCTION_MARK,
     LINE_MARK,
     Style,
+    fenced,
     function_in_xml,
     gemma,
     last_lines,
@@ -34,13 +35,15 @@ class Region:
 
 FENCE = ("```",)
 TAG, END_TAG = "<tool_call>", ("</tool_call>",)
+FENCED = ("", "text", "plaintext", "html", "python", "bash", "tool_call", "tool_code")  # words of other fences of calls
 REGIONS = (
     Region(TAG, END_TAG, tagged, always=True),  # Hermes, Qwen, GLM, Granite 4
     Region(f"{TAG}\n```json", ("```\n</tool_call>", *FENCE, *END_TAG), tagged, always=True),  # small models of these
     *(
         Region(f"```{word}\n{TAG}", (*END_TAG, *FENCE), tagged, always=True, between=(TAG, *END_TAG))
-        for word in ("xml", "json")  # a fence without a word may be the end of a block of code
+        for word in ("xml", "json")
     ),
+    *(Region(f"```{word}\n{TAG}", END_TAG, fenced, always=True) for word in FENCED),
     *(Region(f"<{word}>", (f"</{word}>",), named, always=True) for word in ("tools", "function_call", "function-call")),
     Region("<seed:tool_call>", ("</seed:tool_call>",), tagged),  # Seed-OSS
     Region(FUNCTION_MARK, END_TAG, function_in_xml),

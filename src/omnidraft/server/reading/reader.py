@@ -11,6 +11,7 @@ from omnidraft.server.reading.call_formats import (
     LINE_MARK,
     TOO_MANY,
     Style,
+    fenced,
     function_in_xml,
     gemma,
     last_lines,
@@ -19,7 +20,7 @@ from omnidraft.server.reading.call_formats import (
 )
 from omnidraft.server.reading.events import Arguments, Begin, End, Event, Functions, Reader, Reasoning, Text
 from omnidraft.server.reading.json_calls import MORE, NONE, Found, calls_in, cut_calls, quoted, read_value, whole_calls
-from omnidraft.server.reading.marks import Region, RegionMarks
+from omnidraft.server.reading.marks import TAG, Region, RegionMarks
 from omnidraft.server.reading.scanning import GEMMA, JSON, PYTHON, Brackets, begins, begun, scan
 
 # the first key of an object that may be a call
@@ -31,7 +32,7 @@ LONG = 200  # characters of a call behind which only what may end it is looked a
 OFTEN = 32  # times that each character is read at most while more comes, where all of a text might end a call
 SYNTAXES: Mapping[Style, str] = {python: PYTHON, gemma: GEMMA}  # of brackets, but for JSON
 MAY_END = re.compile(r"[\])}>`]")
-XML_MAY_END = re.compile("</(?:parameter|function|arg_key|arg_value|tool_call)>")
+XML_MAY_END = re.compile("</(?:parameter|function|arg_key|arg_value|tool_call)>|```")
 BRACKET = re.compile(r"\s*[\[{]")
 IN_STRING = re.compile(r'\\.|"|(?P<more>\\\Z)', re.DOTALL)
 OUTSIDE = re.compile(r'["\[\]{}]|(?P<more>[^\s"{}\[\],:]+\Z)|(?P<literal>[^\s"{}\[\],:]+)')  # a string
@@ -70,6 +71,7 @@ class TextReader(Reader):
         self._began = self._thought = False  # text; the end of reasoning
         self._reasoned = goes_on
         self._maybe = False  # a call in reasoning, as far as it is there
+        self._in_fence, self._lead = False, ""  # of the text that is told: a block of code; its last line's beginning
         self._space = ""  # before text, with which it comes, if any does
         self._opens = {each.open: each for each in marks.regions} if functions else {}
         self._around = {*marks.around} if functions else set()
@@ -80,11 +82,20 @@ class TextReader(Reader):
         self._marks = sorted({*self._opens, *self._around}, key=len, reverse=True)  # one may begin with another
         firsts = re.escape("".join(sorted({mark[0] for mark in self._marks})))
         self._begins = re.compile(f"[{firsts}]") if firsts else None  # some mark
-        self._next = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
+        self._next, self._next_of_thoughts = (
+            re.compile("|".join(map(re.escape, marks)) or "(?!)")
+            for marks in (self._marks, [mark for mark in self._marks if self._before_tag(mark) == mark])
+        )
+
+    def _before_tag(self, mark: str) -> str:
+        """What of a mark is text where it opens nothing: the tag behind the opening line of a fence may yet do so."""
+        region = self._opens.get(mark)
+        return mark if region is None or region.style is not fenced else mark.removesuffix(TAG)
 
     def feed(self, text: str) -> list[Event]:
         busy = self._held or not self._began or self._calls or self._region or self._close
         if not busy and (self._begins is None or not self._begins.search(text)):  # most of most answers
+            self._lead = (self._lead + text).lstrip()[: len(FENCE)]  # a line's end may begin a mark
             return [Text(text)] if text else []
         self._held += text
         self._fed += len(text)
@@ -103,7 +114,7 @@ class TextReader(Reader):
         if region is None:
             maybe = self._maybe and str(self._close) not in self._held
             return not maybe or MAY_END.search(text) is not None
-        if region.style in (tagged, function_in_xml) and not BRACKET.match(self._held):
+        if region.style in (tagged, fenced, function_in_xml) and not BRACKET.match(self._held):
             return XML_MAY_END.search(self._held, max(0, len(self._held) - len(text) - len("</arg_value"))) is not None
         if self._brackets is None:
             self._brackets = Brackets(SYNTAXES.get(region.style, JSON), region.close)
@@ -145,7 +156,7 @@ class TextReader(Reader):
         end = text.find(close)
         answers = end >= 0 and bool(text[end + len(close) :].strip())
         place = end if end >= 0 else len(text) - (0 if final else begun(text, (close,)))
-        mark = None if answers or (final and cut) else self._next.search(text, 0, place)
+        mark = None if answers or (final and cut) else self._next_of_thoughts.search(text, 0, place)
         if mark is None and end >= 0:
             self._held, self._close, self._thought, self._maybe = text[end + len(close) :], None, True, False
             return self._thoughts_told(text[:end].rstrip())
@@ -180,7 +191,7 @@ class TextReader(Reader):
             if called and (closed := next((each for each in close if text.startswith(each)), None)):
                 text, region = text[len(closed) :].lstrip(), None
                 continue
-            if (mark := self._next.match(text)) is not None:
+            if (mark := self._next_of_thoughts.match(text)) is not None:
                 text, region = text[mark.end() :], self._opens.get(mark[0])
                 if region is None:  # it says nothing more
                     text = text.lstrip()
@@ -213,8 +224,9 @@ class TextReader(Reader):
         if self._behind:
             self._leave(region)
             return []
-        self._region = None
-        return self._out(region.open)
+        self._region, told = None, self._before_tag(region.open)
+        self._held = region.open[len(told) :] + self._held
+        return self._out(told)
 
     def _last_lines(self, *, over: bool) -> Found:
         """What `last_lines` finds; where that is nothing, no calls begin at places that this shows, too."""
@@ -236,11 +248,12 @@ class TextReader(Reader):
 
     def _next_call(self, region: Region, *, final: bool) -> int | None:
         """Where another call may begin in a region; None where the region is over, or more text decides."""
-        self._held = TOO_MANY.sub("", self._held, count=1)
-        rest = self._held.lstrip(BETWEEN)
-        while (told := next((each for each in region.between if rest.startswith(each)), None)) is not None:
-            self._held = rest[len(told) :]
+        told: str | None = ""
+        while told is not None:
+            self._held = TOO_MANY.sub("", self._held, count=1)
             rest = self._held.lstrip(BETWEEN)
+            told = next((each for each in region.between if rest.startswith(each)), None)
+            self._held = self._held if told is None else rest[len(told) :]
         if not final and begins(rest, (*region.close, *region.between)):
             return None
         for mark in region.close:
@@ -304,12 +317,16 @@ class TextReader(Reader):
             safe = len(text) - (begun(text, self._marks) if busy else 0)
             self._held = text[safe:]
             return self._out(text[:safe])
+        told, events = self._before_tag(mark[0]), self._out(text[: mark.start()])
         if not final and begins(text[mark.start() :], self._marks):
             self._held = text[mark.start() :]
+        elif told != mark[0] and (self._in_fence or self._lead):  # the end of a block of code, or no fence
+            self._held = text[mark.start() + len(told) :]
+            events += self._out(told)
         else:
             self._region, self._held = self._opens.get(mark[0]), text[mark.end() :]
             self._sure = 0
-        return self._out(text[: mark.start()])
+        return events
 
     def _is_passed(self, place: int) -> bool:
         """True where no calls of the last lines begin."""
@@ -317,6 +334,11 @@ class TextReader(Reader):
 
     def _out(self, text: str) -> list[Event]:
         """Text; space before the first, and behind a call, comes only with more."""
+        for number, line in enumerate(text.split("\n")):
+            self._lead = "" if number else self._lead
+            if len(self._lead) < len(FENCE):
+                self._lead = (self._lead + line).lstrip()[: len(FENCE)]
+                self._in_fence ^= self._lead == FENCE
         text = self._space + text
         self._space = "" if self._began or text.strip() else text
         if self._space:
