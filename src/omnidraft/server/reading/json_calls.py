@@ -92,7 +92,7 @@ def read_arguments(name: str, text: str, close: Sequence[str] = (), *, over: boo
 
 def mending(read: Callable[[str], Found], text: str, syntax: str, close: Sequence[str], *, over: bool) -> Found:
     """What is read in a text whose last brackets may be missing: before a closing mark, or where the text is `over`."""
-    marks = [place for mark in close if (place := text.find(mark)) >= 0]
+    marks = [text.find(mark) for mark in close if mark in text]
     sure = min(marks) if marks else len(text) if over else len(text) - begun(text, close)
     found = read(text[:sure])
     if found.wrong:  # whatever follows: the brackets of the rest, which may be long, are not looked at

@@ -248,12 +248,13 @@ class TextReader(Reader):
 
     def _next_call(self, region: Region, *, final: bool) -> int | None:
         """Where another call may begin in a region; None where the region is over, or more text decides."""
-        told: str | None = ""
-        while told is not None:
+        while True:
             self._held = TOO_MANY.sub("", self._held, count=1)
             rest = self._held.lstrip(BETWEEN)
             told = next((each for each in region.between if rest.startswith(each)), None)
-            self._held = self._held if told is None else rest[len(told) :]
+            if told is None:
+                break
+            self._held = rest[len(told) :]
         if not final and begins(rest, (*region.close, *region.between)):
             return None
         for mark in region.close:
