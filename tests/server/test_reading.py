@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -399,6 +400,42 @@ def test_content_reasoning_and_calls(name: str, size: int) -> None:
     found = read(make(expected), expected.text, size)
     assert found.values == expected.calls
     assert (found.content, found.reasoning) == (expected.content, expected.reasoning)
+
+
+PIECES = (
+    *(
+        "```",
+        "```\n",
+        "```text\n",
+        "```xml\n",
+        "`",
+        "\n",
+        " ",
+        "}",
+        "{",
+        "]",
+        '"',
+        "x = 1\n",
+        "Hello",
+        "y" * 205,
+        BARE,
+        BARE[:30],
+    ),
+    *(IN_TAGS, f"{IN_TAGS}\n", "<tool_call>\n", "</tool_call>", "<|tool_call_start|>[add(a=1)]", "<|tool_call_end|>"),
+    *("<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n", "<|tool_call>call:add{a:", "1}<tool_call|>"),
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_pieces_of_a_text_tell_the_same(seed: int) -> None:
+    drawn = random.Random(seed)
+    for _ in range(30):
+        text = "".join(drawn.choices(PIECES, k=drawn.randint(2, 12)))
+        thinking = drawn.choice([None, None, "</think>"])
+        transcript = Transcript(text, template=f"{HERMES} {LFM} {GEMMA4}", thinking=thinking)
+        whole = make(transcript)
+        expected = told([*whole.feed(text), *whole.end()])
+        assert read(make(transcript), text, drawn.randint(1, 9)) == expected, text
 
 
 CHANNELS = (
