@@ -297,8 +297,8 @@ def test_a_library_that_cannot_be_kept_is_made_again(cache: str, home: Path, mon
     )  # takes less time
     monkeypatch.setenv("CC", "cc -pipe")
     assert step.unsupported_reason() is None
-    files = [path.name for path in home.rglob("*.so") if path.stat().st_size > 1000]
-    assert files == [name] * (cache == "damaged")
+    files = [path.name.rpartition("-")[0] for path in home.rglob("*.so") if path.stat().st_size > 1000]
+    assert files == [name.rpartition("-")[0]] * (cache == "damaged")
 
 
 @pytest.fixture

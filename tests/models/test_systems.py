@@ -79,13 +79,35 @@ def test_a_library_that_another_process_has_made_and_runs_is_taken(
 
     def at_once(made: Path) -> None:
         compiled(made)
-        compiled(home / "cache" / "native" / made.name)
-        ctypes.CDLL(str(home / "cache" / "native" / made.name))
+        theirs = home / "cache" / "native" / step._name_of(made.stem, made)  # noqa: SLF001
+        compiled(theirs)
+        ctypes.CDLL(str(theirs))
 
     monkeypatch.setattr(step, "_compile", at_once)
     assert loaded_from().parent == home / "cache" / "native"
     assert [path.suffix for path in loaded_from().parent.iterdir()] == [".so"], "and nothing is left of ours"
     assert not list(temporary.iterdir())
+
+
+def test_a_library_that_was_cut_is_never_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would load, and the process would be killed at the first page that is not there."""
+    library, run = step.step_functions(), list[bytes]()
+
+    def loaded(path: str) -> ctypes.CDLL:
+        run.append(Path(path).read_bytes())
+        return library
+
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    monkeypatch.setattr(step, "prebuilt", lambda _: None)
+    monkeypatch.setattr(step, "_compile", lambda made: shutil.copy(library._name, made))  # noqa: SLF001
+    looked_for_anew(monkeypatch)
+    assert step.unsupported_reason() is None
+    (kept,) = (home / "cache" / "native").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: len(whole) // 2])
+    looked_for_anew(monkeypatch)
+    assert step.unsupported_reason() is None
+    assert run[-1] == kept.read_bytes() == whole
 
 
 @pytest.mark.parametrize(

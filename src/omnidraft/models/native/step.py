@@ -286,28 +286,53 @@ def _ready_or_compiled() -> ctypes.CDLL:
         if (ready := prebuilt(processor_flags())) is not None:
             return ctypes.CDLL(str(ready))
     text = f"{FLAGS} {processor()}".encode() + source_bytes()
-    name = f"step-{hashlib.sha256(text).hexdigest()[:16]}{SYSTEM.suffix}"
-    kept = None  # it is made anew by every process
-    with suppress(OSError, ConfigError):
-        (cache_folder() / "native").mkdir(parents=True, exist_ok=True)
-        kept = cache_folder() / "native" / name
-    with suppress(OSError):
-        if kept is not None and kept.is_file():
-            return ctypes.CDLL(str(kept))
+    name, folder = f"step-{_digest(text)}", _native_folder()
+    for path in _kept(folder, name):
+        with suppress(OSError):
+            return ctypes.CDLL(str(path))
     with _temporary() as place:
-        compiled = place / name
+        compiled = place / f"{name}{SYSTEM.suffix}"
         _compile(compiled)
-        if kept is not None:
-            _keep(compiled, kept)
-        for path in (kept, compiled):  # either may be where nothing may be run; one that runs cannot go on Windows
+        if folder is not None:
+            _keep(compiled, folder / _name_of(name, compiled))
+        # either may be where nothing may be run; one that runs cannot go on Windows
+        for path in (*_kept(folder, name), compiled):
             with suppress(OSError):
-                if path is not None:
-                    return ctypes.CDLL(str(path))
-        places = " or ".join(str(each.parent) for each in (kept, place) if each is not None)
+                return ctypes.CDLL(str(path))
+        places = " or ".join(str(each) for each in (folder, place) if each is not None)
         raise _NotLoadedError(
             f"compiled code cannot be run from {places}, which may be mounted noexec: set OMNIDRAFT_HOME or TMPDIR to "
             "a folder from which programs run"
         )
+
+
+def _native_folder() -> Path | None:
+    """The folder of compiled code, made if it can be; without one, every process compiles it anew."""
+    with suppress(OSError, ConfigError):
+        (cache_folder() / "native").mkdir(parents=True, exist_ok=True)
+        return cache_folder() / "native"
+    return None
+
+
+def _kept(folder: Path | None, name: str) -> list[Path]:
+    """Libraries of a folder that are whole: one that was cut kills the process that runs it."""
+    paths = () if folder is None else sorted(folder.glob(f"{name}-*{SYSTEM.suffix}"))
+    return [path for path in paths if _is_whole(path, name)]
+
+
+def _is_whole(library: Path, name: str) -> bool:
+    with suppress(OSError):
+        return library.name == _name_of(name, library)
+    return False
+
+
+def _name_of(name: str, library: Path) -> str:
+    """The name under which a library is kept, which tells its content."""
+    return f"{name}-{_digest(library.read_bytes())}{SYSTEM.suffix}"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _keep(compiled: Path, kept: Path) -> None:
