@@ -16,6 +16,7 @@ import pytest
 from omnidraft.cli import main as cli
 from omnidraft.cli import streams
 from omnidraft.cli.streams import FAILED, NO_READER
+from omnidraft.models.memory import NO_THREAD
 from support.project_files import environment
 
 pytestmark = [
@@ -170,3 +171,18 @@ def test_a_full_disk_elsewhere_is_one_line(capsys: Captured, monkeypatch: pytest
     monkeypatch.setattr("omnidraft.cli.cache.main", full)
     assert cli.main(["cache"]) == FAILED
     assert "error: cannot write ([Errno 28] No space left on device: 'here'): " in capsys.readouterr().err
+
+
+def test_a_limit_of_threads_is_one_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowded(*_: object) -> None:
+        raise RuntimeError(NO_THREAD)
+
+    monkeypatch.setattr("omnidraft.cli.cache.main", crowded)
+    monkeypatch.setattr("omnidraft.systems.address_limit", lambda: None)
+    assert cli.main(["cache"]) == FAILED
+    assert "error: can't start new thread: use fewer (--threads)" in capsys.readouterr().err
+
+
+def test_more_threads_than_can_be_started_are_refused(capsys: Captured) -> None:
+    assert cli.main(["generate", "hi", "--target", "zoo:target-b", "--threads", "100000"]) == 2
+    assert "--threads: '100000' is no integer from 1 to 1024: " in capsys.readouterr().err

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from omnidraft.api import OmniDraft
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+MAX_THREADS = 1024  # far more, and the libraries that start them end the process
 MAX_INTEGER = 2**31  # above any integer argument
 DRAFTER = defaults.DRAFTER  # the default
 TARGET = zoo.TARGET  # of examples, as is the next
@@ -53,13 +54,13 @@ def number(text: str) -> int | float | str:
     return text
 
 
-def at_least(low: int) -> Callable[[str], int]:
-    """A parser of integers from `low`."""
+def at_least(low: int, most: int = MAX_INTEGER - 1) -> Callable[[str], int]:
+    """A parser of integers from `low` to `most`."""
 
     def parse(text: str) -> int:
         value = number(text)
-        if not isinstance(value, int) or not low <= value < MAX_INTEGER:
-            raise argparse.ArgumentTypeError(f"{text!r} is no integer from {low} to {MAX_INTEGER - 1}")
+        if not isinstance(value, int) or not low <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no integer from {low} to {most}")
         return value
 
     return parse
@@ -105,7 +106,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # those of several commands, as `add_a
         "metavar": "N",
         "help": "maximum tokens of an answer (default: %(default)s)",
     },
-    "--threads": {"type": at_least(1), "metavar": "N", "help": THREADS},
+    "--threads": {"type": at_least(1, MAX_THREADS), "metavar": "N", "help": THREADS},
     "--seed": {
         "type": at_least(0),
         "default": 0,

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, TextIO, cast
 
 from omnidraft import systems
 from omnidraft.cli import flags
-from omnidraft.models.memory import is_shortage, shortage
+from omnidraft.models.memory import NO_THREAD, is_shortage, shortage
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -72,6 +72,8 @@ def failed(error: Exception, output: Output) -> int:
         return NO_READER  # `ended` knows better
     if is_shortage(error):
         flags.say(f"error: {shortage('the libraries and models', None)}")
+    elif str(error) == NO_THREAD:  # containers have such limits
+        flags.say(f"error: {NO_THREAD}: use fewer (--threads), or allow more (`ulimit -u`, --pids-limit of containers)")
     elif isinstance(error, OSError) and error.errno in FULL:
         flags.say(f"error: cannot write ({error}): free some space, or use another folder")
     else:
