@@ -54,7 +54,8 @@ def test_one_command_writes_text_and_makes_a_drafter_that_another_begins_with(
     ("more", "message"),
     [
         (["--layers", "a"], "'a' are no layers"),
-        (["--layers", "16", "--only", "training"], "no text of target-b"),
+        (["--only", "training"], "no text of target-b"),
+        (["--layers", "0,99"], "layers is [0, 99]: name different ones of 0 to "),
         (["--text-tokens", "0"], "text_tokens is 0"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["--init-from", ""], "is no file or folder that exists"),

@@ -35,13 +35,16 @@ def main(arguments: Sequence[str]) -> int:
     _prepare(options.out)
 
     from omnidraft.make_drafter import make
+    from omnidraft.make_drafter.cut import check_layers
     from omnidraft.make_drafter.teacher_text import write_text
-    from omnidraft.models.loading import load_model
+    from omnidraft.models.loading import load_model, load_skeleton
 
     flags.prepare_libraries(options.threads)
     with flags.interruptible():
         begin = None
-        if options.init_from is not None and options.only != "text":  # a mistake is noticed before text is written
+        if options.only != "text":  # mistakes are noticed before text is written, which takes hours
+            check_layers(load_skeleton(zoo.resolve(options.source)), options.layers)
+        if options.init_from is not None and options.only != "text":
             begin = load_model(zoo.resolve(options.init_from), "float32", "cpu", flags.say)
         teachers = [
             load_model(zoo.resolve(name), options.dtype, options.device, flags.say, verifies=True)

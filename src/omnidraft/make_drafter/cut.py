@@ -14,18 +14,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def cut_model(source: PreTrainedModel, layers: Sequence[int], kept: Sequence[int], end: int) -> PreTrainedModel:
-    """A copy of a model in fp32 with these layers and the rows `kept` of its embeddings; `end` is its end token's id.
-
-    Raises ConfigError for layers that the model does not have, ModelError for a model that is no stack of layers.
-    """
-    config: Any = copy.deepcopy(source.config)
+def check_layers(source: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Raise ConfigError for layers that the model does not have, ModelError for a model that is no stack of layers."""
     stack = getattr(source.base_model, "layers", None)
-    if stack is None or len(stack) != config.num_hidden_layers:
+    if stack is None or len(stack) != source.config.num_hidden_layers:
         raise ModelError(f"{type(source).__name__} cannot be cut: use a model of the Llama type")
     beyond = [layer for layer in layers if not 0 <= layer < len(stack)]
     if not layers or beyond or list(layers) != sorted(set(layers)):
         raise ConfigError(f"layers is {list(layers)}: name different ones of 0 to {len(stack) - 1}, ascending")
+
+
+def cut_model(source: PreTrainedModel, layers: Sequence[int], kept: Sequence[int], end: int) -> PreTrainedModel:
+    """A copy of a model in fp32 with these layers and the rows `kept` of its embeddings; `end` is its end token's id.
+
+    Raises the errors of `check_layers`.
+    """
+    check_layers(source, layers)
+    config: Any = copy.deepcopy(source.config)
     config.num_hidden_layers, config.vocab_size = len(layers), len(kept)
     config.bos_token_id, config.eos_token_id, config.pad_token_id = None, end, end
     if getattr(config, "layer_types", None):
